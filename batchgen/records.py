@@ -1,0 +1,145 @@
+"""The plain records that travel through a job: SamplingParams, Request, Completion; and the ranges of the first.
+
+Nothing else is computed here. Floats are Python floats that hold float32 values where the comment says so.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. Names and meanings are vLLM's; the order of operations is in docs/determinism.md.
+
+    Raises nothing: `check_params` lists what is out of range; the job's reader and the engine both ask it.
+    """
+
+    n: int = 1
+    temperature: float = 1.0  # 0 is greedy: argmax, the lower token id on a tie; else [0.01, 100]
+    top_p: float = 1.0  # (0, 1]; 1 is off
+    top_k: int = 0  # 0 or -1 is off
+    min_p: float = 0.0  # [0, 1]; 0 is off
+    presence_penalty: float = 0.0  # [-2, 2]
+    frequency_penalty: float = 0.0  # [-2, 2]
+    repetition_penalty: float = 1.0  # [0.01, 100]; 1 is off
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> added to the logit, [-100, 100]
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None  # None: no logprobs; k: the sampled token's and the k best (0..20)
+
+
+class Problem(NamedTuple):
+    """What is wrong with one field of a SamplingParams."""
+
+    field: str
+    message: str
+
+
+_INT_MAX = 2**31 - 1
+_RANGES: dict[str, tuple[type, float, float]] = {  # both ends included
+    "n": (int, 1, _INT_MAX),
+    "temperature": (float, 0.0, 100.0),
+    "top_p": (float, 0.0, 1.0),
+    "top_k": (int, -1, _INT_MAX),
+    "min_p": (float, 0.0, 1.0),
+    "presence_penalty": (float, -2.0, 2.0),
+    "frequency_penalty": (float, -2.0, 2.0),
+    "repetition_penalty": (float, 0.01, 100.0),
+    "max_tokens": (int, 1, _INT_MAX),
+    "min_tokens": (int, 0, _INT_MAX),
+    "logprobs": (int, 0, 20),
+}
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+
+
+def check_params(params: SamplingParams) -> list[Problem]:
+    """Everything that is wrong with the types and ranges of `params`, field by field; empty when all is well.
+
+    Types are strict: True is no integer, "4" no number, and a NaN is in no range. Whether token ids lie
+    in the vocabulary is for the engine to say.
+    """
+    problems = []
+    for name, (kind, low, high) in _RANGES.items():
+        value = getattr(params, name)
+        if not (_in_range(value, kind, low, high) or (name == "logprobs" and value is None)):
+            noun = "an integer" if kind is int else "a number"
+            problems.append(Problem(name, f"must be {noun} from {low} to {high}, got {value!r}"))
+    problems += [
+        Problem(name, f"must be true or false, got {getattr(params, name)!r}")
+        for name in _FLAGS
+        if not isinstance(getattr(params, name), bool)
+    ]
+    for name in ("stop", "bad_words"):
+        value = getattr(params, name)
+        if not isinstance(value, tuple) or not all(isinstance(word, str) and word for word in value):
+            problems.append(Problem(name, f"must be a tuple of non-empty strings, got {value!r}"))
+    ids = params.stop_token_ids
+    if not isinstance(ids, tuple) or not all(_in_range(i, int, 0, _INT_MAX) for i in ids):
+        problems.append(Problem("stop_token_ids", f"must be a tuple of token ids, got {ids!r}"))
+    biases = params.logit_bias
+    if not isinstance(biases, dict) or not all(
+        _in_range(i, int, 0, _INT_MAX) and _in_range(bias, float, -100.0, 100.0) for i, bias in biases.items()
+    ):
+        problems.append(Problem("logit_bias", f"must map token ids to numbers from -100 to 100, got {biases!r}"))
+    return problems or _check_pairs(params)
+
+
+def _in_range(value: object, kind: type, low: float, high: float) -> bool:
+    numeric = int if kind is int else (int, float)
+    return isinstance(value, numeric) and not isinstance(value, bool) and low <= value <= high
+
+
+def _check_pairs(params: SamplingParams) -> list[Problem]:
+    """What single ranges cannot say; `params` is known to be well typed."""
+    problems = []
+    if 0 < params.temperature < 0.01:
+        problems.append(Problem("temperature", f"must be 0 (greedy) or at least 0.01, got {params.temperature!r}"))
+    if params.top_p == 0:
+        problems.append(Problem("top_p", "must be more than 0; for the likeliest token alone use temperature 0"))
+    if params.min_tokens > params.max_tokens:
+        problems.append(
+            Problem("min_tokens", f"must not exceed max_tokens {params.max_tokens}, got {params.min_tokens}")
+        )
+    return problems
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sample to generate: `params.n` is ignored, a request is one sample."""
+
+    row_key: str
+    sample_index: int
+    seed: int  # uint64; from seeds.sample_seed
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of a Request.
+
+    `token_ids`, `logprobs` (float32) and each list of `top_logprobs_*` have the same length.
+    With finish_reason "error", `error_code` and `error_message` are set, and tokens, text and logprobs are empty.
+    `stop_reason` is the stop string or stop token id that ended it, None for EOS and "length".
+    """
+
+    row_key: str
+    sample_index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    logprobs: tuple[float, ...] | None = None
+    top_logprobs_ids: tuple[tuple[int, ...], ...] | None = None
+    top_logprobs_values: tuple[tuple[float, ...], ...] | None = None
+    error_code: str | None = None
+    error_message: str | None = None
