@@ -1,0 +1,92 @@
+// The kernels of profile portable/1, one table for each instruction set. Shapes are in elements, row-major;
+// bf16 is uint16_t; `nullptr` stands for an operand that is left out. Every function returns when its output
+// is written. The definition of each is its twin in batchgen/kernels/reference.
+#pragma once
+
+#include <cstdint>
+
+namespace batchgen {
+
+constexpr int kLanes = 16;      // lanes of a row reduction
+constexpr int kPanel = 32;      // output rows in one packed panel of a weight
+constexpr int kKBlock = 256;    // products summed before the sum joins the running total of a linear
+constexpr int kKvBlock = 32;    // positions in one block of the KV cache and of the attention fold
+
+// y[m, n] = residual[m, n] + (sum_k x[m, k] w[n, k] + bias[n]).  x bf16 [M, K]; w packed [ceil(N/32), K/2, 32, 2].
+struct Linear {
+  const uint16_t* x;
+  const uint16_t* w;
+  const float* bias;
+  const float* residual;
+  float* y;
+  int64_t M, N, K;
+};
+
+// out[t, :] = table[ids[t], :] as float32; the table is packed as a linear's weight.  out [T, H].
+struct Embed {
+  const int32_t* ids;
+  const uint16_t* table;
+  float* out;
+  int64_t T, H;
+};
+
+// out[t, :] = bf16(x[t, :] * (1 / sqrt(mean(x^2) + eps)) * w).  x float32 [T, H].
+struct RmsNorm {
+  const float* x;
+  const float* w;
+  uint16_t* out;
+  float eps;
+  int64_t T, H;
+};
+
+// out[t, i] = bf16(g / (1 + exp(-g)) * u), g = x[t, i], u = x[t, I + i].  x float32 [T, 2 I].
+struct SiluMul {
+  const float* x;
+  uint16_t* out;
+  int64_t T, I;
+};
+
+// Splits qkv [T, (Hq + 2 Hk) D], norms q and k heads (q_norm, k_norm [D] or null), turns them by their position,
+// writes q bf16 [T, Hq, D], and K and V into the paged cache at block slots[t] / 32, offset slots[t] % 32.
+// k_cache bf16 [blocks, Hk, D/2, 32, 2]; v_cache bf16 [blocks, Hk, 16, D, 2]; cos, sin float32 [positions, D/2].
+struct RotaryStore {
+  const float* qkv;
+  const float* q_norm;
+  const float* k_norm;
+  const float* cos;
+  const float* sin;
+  const int32_t* positions;
+  const int64_t* slots;
+  uint16_t* q;
+  uint16_t* k_cache;
+  uint16_t* v_cache;
+  float eps;
+  int64_t T, Hq, Hk, D;
+};
+
+// Causal attention of query tokens over the paged cache.  q, out bf16 [T, Hq, D]; the tokens of sequence s are
+// query_start[s] .. query_start[s+1], its blocks block_tables[s, :].  A token sees positions 0 .. positions[t].
+struct Attention {
+  const uint16_t* q;
+  const uint16_t* k_cache;
+  const uint16_t* v_cache;
+  const int32_t* block_tables;
+  const int32_t* query_start;
+  const int32_t* positions;
+  uint16_t* out;
+  float scale;
+  int64_t S, blocks_per_sequence, Hq, Hk, D;
+};
+
+struct Kernels {
+  const char* name;
+  void (*linear)(const Linear&);
+  void (*embed)(const Embed&);
+  void (*rms_norm)(const RmsNorm&);
+  void (*silu_mul)(const SiluMul&);
+  void (*rotary_store)(const RotaryStore&);
+  void (*attention)(const Attention&);
+  void (*elementary)(int function, const float* x, float* y, int64_t n);  // for tests: 0 exp
+};
+
+}  // namespace batchgen

@@ -1,0 +1,143 @@
+#pragma once
+
+#include "buffer.h"
+#include "kernels.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace batchgen::ISA {
+
+// The register tile: kRows rows of x times kVectors vectors of 16 weights. It fills the register file
+// of each set and cannot be seen in the bits: an output's sum has one accumulator and k ascends.
+#if ISA_ID == ISA_avx512
+constexpr int kRows = 14, kVectors = 2;
+#elif ISA_ID == ISA_avx2
+constexpr int kRows = 6, kVectors = 1;
+#elif ISA_ID == ISA_neon
+constexpr int kRows = 6, kVectors = 1;
+#else
+constexpr int kRows = 4, kVectors = 1;
+#endif
+
+// acc[m][v] = sum over k < count of x[k * ldx + m] * w[k/2][v*16 + lane][k%2], from +0, k ascending, by FMA.
+// A row of pairs in w is `ldw` pairs long. An odd count leaves out the last high half.
+template <int R, int V>
+INLINE void multiply(const float* x, int64_t ldx, const uint32_t* w, int64_t ldw, int count, vf (&acc)[R][V]) {
+#pragma GCC unroll 16
+  for (int m = 0; m < R; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) acc[m][v] = zero();
+  for (int k = 0; k + 1 < count; k += 2, x += 2 * ldx, w += ldw) {
+    vu pair[V];
+    vf even[V], odd[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) pair[v] = load(w + 16 * v), even[v] = low_bf16(pair[v]);
+#pragma GCC unroll 16
+    for (int m = 0; m < R; ++m) {
+      const vf a = set1(x[m]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[m][v] = fma(a, even[v], acc[m][v]);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) odd[v] = high_bf16(pair[v]);
+#pragma GCC unroll 16
+    for (int m = 0; m < R; ++m) {
+      const vf a = set1(x[ldx + m]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[m][v] = fma(a, odd[v], acc[m][v]);
+    }
+  }
+  if (count % 2) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const vf even = low_bf16(load(w + 16 * v));
+#pragma GCC unroll 16
+      for (int m = 0; m < R; ++m) acc[m][v] = fma(set1(x[m]), even, acc[m][v]);
+    }
+  }
+}
+
+// Calls f.template operator()<R>() with R = rows, 1 <= rows <= kRows.
+template <int R = kRows, class F>
+INLINE void with_rows(int rows, F&& f) {
+  if (rows == R) f.template operator()<R>();
+  else if constexpr (R > 1) with_rows<R - 1>(rows, f);
+}
+
+// Rows of x cut into tiles as even as they go; tile t holds rows [begin(t), begin(t + 1)).
+struct Tiles {
+  int64_t M, count;
+  explicit Tiles(int64_t m) : M(m), count((m + kRows - 1) / kRows) {}
+  int64_t begin(int64_t t) const { return t * M / count; }
+  int rows(int64_t t) const { return static_cast<int>(begin(t + 1) - begin(t)); }
+};
+
+// x rows [begin, begin + rows) to float32, k-major: panel[k * rows + m].
+INLINE void pack_rows(const uint16_t* x, int64_t K, int rows, float* panel) {
+  alignas(64) float block[kRows][16];
+  int64_t k = 0;
+  for (; k + 16 <= K; k += 16) {
+    for (int m = 0; m < rows; ++m) store(block[m], load_bf16(x + m * K + k));
+    for (int i = 0; i < 16; ++i)
+      for (int m = 0; m < rows; ++m) panel[(k + i) * rows + m] = block[m][i];
+  }
+  for (; k < K; ++k)
+    for (int m = 0; m < rows; ++m) {
+      const uint32_t bits = uint32_t{x[m * K + k]} << 16;
+      std::memcpy(&panel[k * rows + m], &bits, 4);
+    }
+}
+
+// One tile of one panel of one K-block: adds the block's sums to the running totals in y.
+template <int R>
+INLINE void linear_tile(const Linear& a, const float* x, int64_t m0, int64_t n0, int64_t k0) {
+  const int count = static_cast<int>(a.K - k0 < kKBlock ? a.K - k0 : kKBlock);
+  const bool is_first = k0 == 0, is_last = k0 + kKBlock >= a.K;
+  const auto* w = reinterpret_cast<const uint32_t*>(a.w) + n0 / kPanel * (a.K / 2) * kPanel + k0 / 2 * kPanel;
+  for (int part = 0; part < 2 / kVectors; ++part) {
+    vf acc[R][kVectors];
+    multiply<R, kVectors>(x + k0 * R, R, w + part * 16, kPanel, count, acc);
+#pragma GCC unroll 16
+    for (int m = 0; m < R; ++m)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t n = n0 + (part + v) * 16, left = a.N - n, at = (m0 + m) * a.N + n;
+        if (left <= 0) continue;
+        float edge[16];  // the last lanes of a ragged N live outside y
+        const bool whole = left >= 16;
+        const auto read = [&](const float* p) {
+          if (whole) return load(p);
+          std::memset(edge, 0, sizeof edge);
+          std::memcpy(edge, p, left * 4);
+          return load(edge);
+        };
+        vf total = is_first ? acc[m][v] : read(a.y + at) + acc[m][v];
+        if (is_last && a.bias) total = total + read(a.bias + n);
+        if (is_last && a.residual) total = read(a.residual + at) + total;
+        if (whole) {
+          store(a.y + at, total);
+        } else {
+          store(edge, total);
+          std::memcpy(a.y + at, edge, left * 4);
+        }
+      }
+  }
+}
+
+inline void linear(const Linear& a) {
+  const Tiles tiles(a.M);
+  static thread_local Buffer buffer;
+  float* packed = buffer.floats(a.M * a.K);
+  parallel_for(tiles.count, [&](int64_t t) {
+    pack_rows(a.x + tiles.begin(t) * a.K, a.K, tiles.rows(t), packed + tiles.begin(t) * a.K);
+  });
+  parallel_for((a.N + kPanel - 1) / kPanel, [&](int64_t p) {
+    for (int64_t k0 = 0; k0 < a.K; k0 += kKBlock)
+      for (int64_t t = 0; t < tiles.count; ++t)
+        with_rows(tiles.rows(t), [&]<int R>() {
+          linear_tile<R>(a, packed + tiles.begin(t) * a.K, tiles.begin(t), p * kPanel, k0);
+        });
+  });
+}
+
+}  // namespace batchgen::ISA

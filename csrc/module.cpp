@@ -1,0 +1,60 @@
+// The Python face of the CPU kernels. Tensors arrive as addresses: batchgen/kernels/cpu checks shape, dtype and
+// layout before it calls, so that no torch header is needed here. The interpreter lock is released while an op runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "dispatch.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+template <class T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+using Address = uintptr_t;
+using Release = nb::call_guard<nb::gil_scoped_release>;
+
+}  // namespace
+
+NB_MODULE(_cpu, m) {
+  using namespace batchgen;
+
+  m.def("instruction_sets", &instruction_sets);
+  m.def("use", &use, "name"_a);
+  m.def("in_use", [] { return std::string(kernels().name); });
+  m.def("set_threads", &set_threads, "n"_a);
+  m.def("threads", &threads);
+
+  m.def("linear", [](Address x, Address w, Address bias, Address residual, Address y, int64_t M, int64_t N, int64_t K) {
+    kernels().linear({at<uint16_t>(x), at<uint16_t>(w), at<float>(bias), at<float>(residual), at<float>(y), M, N, K});
+  }, Release());
+  m.def("embed", [](Address ids, Address table, Address out, int64_t T, int64_t H) {
+    kernels().embed({at<int32_t>(ids), at<uint16_t>(table), at<float>(out), T, H});
+  }, Release());
+  m.def("rms_norm", [](Address x, Address w, Address out, float eps, int64_t T, int64_t H) {
+    kernels().rms_norm({at<float>(x), at<float>(w), at<uint16_t>(out), eps, T, H});
+  }, Release());
+  m.def("silu_mul", [](Address x, Address out, int64_t T, int64_t I) {
+    kernels().silu_mul({at<float>(x), at<uint16_t>(out), T, I});
+  }, Release());
+  m.def("rotary_store", [](Address qkv, Address q_norm, Address k_norm, Address cos, Address sin, Address positions, Address slots,
+                           Address q, Address k_cache, Address v_cache, float eps, int64_t T, int64_t Hq, int64_t Hk, int64_t D) {
+    kernels().rotary_store({at<float>(qkv), at<float>(q_norm), at<float>(k_norm), at<float>(cos), at<float>(sin),
+                            at<int32_t>(positions), at<int64_t>(slots), at<uint16_t>(q), at<uint16_t>(k_cache),
+                            at<uint16_t>(v_cache), eps, T, Hq, Hk, D});
+  }, Release());
+  m.def("attention", [](Address q, Address k_cache, Address v_cache, Address block_tables, Address query_start, Address positions,
+                        Address out, float scale, int64_t S, int64_t blocks_per_sequence, int64_t Hq, int64_t Hk, int64_t D) {
+    kernels().attention({at<uint16_t>(q), at<uint16_t>(k_cache), at<uint16_t>(v_cache), at<int32_t>(block_tables),
+                         at<int32_t>(query_start), at<int32_t>(positions), at<uint16_t>(out), scale, S, blocks_per_sequence, Hq, Hk, D});
+  }, Release());
+  m.def("elementary", [](int function, Address x, Address y, int64_t n) {
+    kernels().elementary(function, at<float>(x), at<float>(y), n);
+  }, Release());
+}

@@ -1,0 +1,70 @@
+// Sixteen float lanes, on every instruction set.
+//
+// The profile fixes how many lanes a reduction has (16), not the hardware: AVX-512 holds them in one
+// register, AVX2 in two, NEON in four, and `scalar` in an array. Each kernel is written once against
+// `vf` (16 x float32), `vu` (16 x uint32) and `vm` (16 x bool) and compiled once for each set, so that
+// equal bits follow from equal text. Every operation here is one IEEE-754 operation a lane, correctly
+// rounded; there is no approximate reciprocal, no flush of denormals, no contraction.
+//
+//   load store set1 + - * / fma sqrt max min      float lanes; max(a, b) is a > b ? a : b
+//   & | ^ + - shl shr mul mulhi                   unsigned lanes, modulo 2^32
+//   round (to integer, ties to even), to_int (as two's complement), from_int
+//   lt le eq select any bits                      masks; bit i of bits() is lane i
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define INLINE inline __attribute__((always_inline))
+
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+#define ISA_scalar 1
+#define ISA_avx2 2
+#define ISA_avx512 3
+#define ISA_neon 4
+#define ISA_ID CAT(ISA_, ISA)
+
+#if ISA_ID == ISA_avx512
+#include "simd_avx512.h"
+#elif ISA_ID == ISA_avx2
+#include "simd_avx2.h"
+#elif ISA_ID == ISA_neon
+#include "simd_neon.h"
+#else
+#include "simd_scalar.h"
+#endif
+
+namespace batchgen::ISA {
+
+// A bfloat16 pair in one uint32: the even element low, the odd one high.
+INLINE vf low_bf16(vu pair) { return as_float(shl<16>(pair)); }
+INLINE vf high_bf16(vu pair) { return as_float(pair & set1(0xffff0000u)); }
+
+// float32 -> bfloat16 in the low 16 bits, ties to even; a NaN stays a NaN.
+INLINE vu round_bf16(vf x) {
+  const vu u = as_uint(x);
+  const vu rounded = shr<16>(u + set1(0x7fffu) + (shr<16>(u) & set1(1u)));
+  const vm nan = lt(set1(0x7f800000u), u & set1(0x7fffffffu));
+  return select(nan, set1(0x7fc0u), rounded);
+}
+
+// Sum of 16 lanes by the profile's tree: halves of 8, 4, 2, 1.
+INLINE float tree_sum(vf x) {
+  alignas(64) float a[16];
+  store(a, x);
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; ++i) a[i] = a[i] + a[i + half];
+  return a[0];
+}
+
+INLINE float lane_max(vf x) {
+  alignas(64) float a[16];
+  store(a, x);
+  float m = a[0];
+  for (int i = 1; i < 16; ++i) m = a[i] > m ? a[i] : m;
+  return m;
+}
+
+}  // namespace batchgen::ISA
