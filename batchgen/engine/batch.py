@@ -1,0 +1,45 @@
+"""One step of the engine: what the runner is given, and what it gives back."""
+
+import collections.abc
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from batchgen.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Positions ``start <= p < stop`` of one sequence, to be computed in this step.
+
+    Earlier positions are in the cache, and `sequence.block_table` has room for these. With `samples`, the chunk ends
+    with the sequence's last token and the next token is drawn, at position `stop`.
+    """
+
+    sequence: Sequence
+    start: int
+    length: int
+    samples: bool
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
+
+class Sampled(NamedTuple):
+    """One drawn token. `logprob` and `top_values` hold float32 values; without `params.logprobs` they may be 0 and ().
+
+    `finite` is False when the row's logits held a NaN or an infinity, or left no token to draw; the rest is then void.
+    """
+
+    token_id: int
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_values: tuple[float, ...]
+    finite: bool
+
+
+class Runner(Protocol):
+    """Runs the model; owns the KV cache, in blocks that the engine numbers."""
+
+    def step(self, chunks: collections.abc.Sequence[Chunk]) -> list[Sampled]:
+        """Compute every chunk and draw for those with `samples`, in their order."""

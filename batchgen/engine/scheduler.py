@@ -1,0 +1,96 @@
+"""Which tokens run in the next step. Plain integers, no clock; nothing that it decides can be seen in the output."""
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from batchgen.engine.batch import Chunk
+from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much runs at once. No field can change a bit of a completion."""
+
+    max_num_seqs: int  # sequences that hold cache blocks
+    max_num_batched_tokens: int  # tokens in one step
+    num_blocks: int  # blocks of the KV cache
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill, first come first served.
+
+    `running` is in order of arrival and everything in `waiting` came later: the earliest is admitted first, and the
+    latest is preempted first when blocks run out. A sequence is admitted only in a step that has room for tokens after
+    all earlier ones got theirs, so at most the last one running is within its prefill. Hence one pass in order of
+    arrival gives the decodes first, then the rest of a prefill, then newcomers, and whoever is preempted has not been
+    given tokens in this step yet. The earliest can take blocks from all others: it always advances.
+    """
+
+    def __init__(self, arrivals: Iterator[Sequence], blocks: BlockManager, limits: Limits) -> None:
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()  # preempted ones, and at most one newcomer that did not fit
+        self.num_preemptions = 0
+        self._arrivals = arrivals
+        self._blocks = blocks
+        self._limits = limits
+
+    def schedule(self) -> list[Chunk]:
+        """The chunks of the next step, one a sequence; empty when every request is finished."""
+        chunks: list[Chunk] = []
+        budget = self._limits.max_num_batched_tokens
+        while budget > 0 and (len(chunks) < len(self.running) or self._admit()):
+            sequence = self.running[len(chunks)]
+            length = min(sequence.num_uncomputed, budget)
+            if not self._make_room(sequence, sequence.num_computed + length):
+                break
+            chunks.append(Chunk(sequence, sequence.num_computed, length, samples=length == sequence.num_uncomputed))
+            budget -= length
+        return chunks
+
+    def finish(self, sequence: Sequence) -> None:
+        """`sequence` is done: its blocks are free again."""
+        self.running.remove(sequence)
+        self._blocks.free(sequence.block_table)
+
+    def release(self) -> None:
+        """Let go of every sequence."""
+        while self.running:
+            self.finish(self.running[-1])
+        self.waiting.clear()
+
+    def _admit(self) -> bool:
+        """Start the next sequence, if there is one and it fits with all of its present tokens.
+
+        One block for each running sequence stays free, lest the newcomer is preempted as soon as it is computed.
+        """
+        if len(self.running) == self._limits.max_num_seqs:
+            return False
+        if not self.waiting:
+            self.waiting.extend(itertools.islice(self._arrivals, 1))
+        if not self.waiting:
+            return False
+        sequence = self.waiting[0]
+        if self._blocks.blocks_for(sequence.num_tokens) + len(self.running) > self._blocks.num_free:
+            return False
+        self._blocks.grow(sequence.block_table, sequence.num_tokens)
+        self.running.append(self.waiting.popleft())
+        return True
+
+    def _make_room(self, sequence: Sequence, num_positions: int) -> bool:
+        """Blocks for `num_positions`, from the latest arrivals if need be; False if `sequence` itself must wait."""
+        while not self._blocks.grow(sequence.block_table, num_positions):
+            if self.running[-1] is sequence:
+                assert len(self.running) > 1, "the pool is smaller than one sequence"
+                return False
+            self._preempt()
+        return True
+
+    def _preempt(self) -> None:
+        sequence = self.running.pop()
+        self._blocks.free(sequence.block_table)
+        sequence.num_computed = 0
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1

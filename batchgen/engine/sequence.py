@@ -1,0 +1,62 @@
+"""One request on its way through the engine."""
+
+from batchgen.engine.stop import StopChecker
+from batchgen.records import Request
+
+
+class Sequence:
+    """The tokens of one request so far, how much of them the KV cache holds, and where.
+
+    `token_ids` is the prompt, then the output; position p of the cache belongs to ``token_ids[p]``. The last output
+    token is not computed until another one is wanted. Preemption sets `num_computed` to 0 and nothing else: the
+    output is never drawn again.
+    """
+
+    def __init__(self, request: Request, arrival: int, stop: StopChecker) -> None:
+        self.request = request
+        self.arrival = arrival  # 0, 1, 2, … in the order in which requests were read
+        self.stop = stop
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt = len(self.token_ids)
+        self.num_computed = 0
+        self.block_table: list[int] = []
+        self.output_counts: dict[int, int] = {}  # output token id -> times, for the penalties
+        self.logprobs: list[float] = []
+        self.top_ids: list[tuple[int, ...]] = []
+        self.top_values: list[tuple[float, ...]] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens still to run before the next one can be drawn: 1 in decoding, more in a prefill; never 0."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def banned_token_ids_now(self) -> frozenset[int]:
+        """Ids that the next draw must not give.
+
+        Those that would end the sequence before `min_tokens`, and the last id of each bad word whose other ids are
+        the latest output ids (the prompt does not count).
+        """
+        banned = self.stop.ending_token_ids if self.num_output < self.request.params.min_tokens else frozenset()
+        if not self.request.bad_words_token_ids:
+            return banned
+        return banned.union(word[-1] for word in self.request.bad_words_token_ids if self._output_ends_with(word[:-1]))
+
+    def _output_ends_with(self, ids: tuple[int, ...]) -> bool:
+        return len(ids) <= self.num_output and tuple(self.token_ids[self.num_tokens - len(ids) :]) == ids
+
+    def append(self, token_id: int, logprob: float, top_ids: tuple[int, ...], top_values: tuple[float, ...]) -> None:
+        """Add one output token with what was recorded of its draw."""
+        self.token_ids.append(token_id)
+        self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
+        self.logprobs.append(logprob)
+        self.top_ids.append(top_ids)
+        self.top_values.append(top_values)
