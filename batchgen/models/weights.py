@@ -1,0 +1,109 @@
+"""Checkpoint: a model's config and its bfloat16 tensors under their Hugging Face names, one tensor at a time."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from batchgen.errors import ModelError
+from batchgen.models.config import ModelConfig
+
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened model. Nothing is held in memory but the config; `read` fetches a tensor in its stored precision."""
+
+    config: ModelConfig
+    where: str
+    read: Callable[[str], torch.Tensor]
+
+    def names(self) -> list[str]:
+        return list(expected_tensors(self.config))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor `name`: bfloat16 on the CPU, contiguous, [out, in] for a linear layer; read it, never write.
+
+        float32 and float16 values are rounded to the nearest bfloat16, ties to even. Raises ModelError if a
+        value is not finite, before or after.
+        """
+        tensor = self.read(name).to(torch.bfloat16).contiguous()
+        # By its bits, because isfinite on bfloat16 takes longer than the dequantising does.
+        if (tensor.view(torch.int16) & 0x7FFF).max() >= 0x7F80:
+            raise ModelError(f"tensor {name} holds NaN, infinity, or values too large for bfloat16", where=self.where)
+        return tensor
+
+    def weights_digest(self) -> str:
+        """See `combine_digests`. Reads every tensor."""
+        return combine_digests(self.config, {name: tensor_digest(self.tensor(name)) for name in self.names()})
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Name and shape of every tensor of the model, in the order of its layers."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden)}
+    for i in range(config.num_layers):
+        layer = f"model.layers.{i}."
+        shapes[layer + "input_layernorm.weight"] = (hidden,)
+        for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            shapes[f"{layer}self_attn.{name}.weight"] = (rows, hidden)
+            if config.qkv_bias:
+                shapes[f"{layer}self_attn.{name}.bias"] = (rows,)
+        if config.qk_norm:
+            shapes[layer + "self_attn.q_norm.weight"] = (config.head_dim,)
+            shapes[layer + "self_attn.k_norm.weight"] = (config.head_dim,)
+        shapes[layer + "self_attn.o_proj.weight"] = (hidden, q)
+        shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
+        shapes[layer + "mlp.gate_proj.weight"] = (inner, hidden)
+        shapes[layer + "mlp.up_proj.weight"] = (inner, hidden)
+        shapes[layer + "mlp.down_proj.weight"] = (hidden, inner)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes[LM_HEAD] = (config.vocab_size, hidden)
+    return shapes
+
+
+def check_inventory(found: Mapping[str, Shape], config: ModelConfig, where: Callable[[str], str]) -> None:
+    """Raises ModelError unless `found` holds the tensors of the model, and nothing else.
+
+    `where` gives the place of a tensor, or of one that should be there.
+    """
+    expected = expected_tensors(config)
+    if missing := [name for name in expected if name not in found]:
+        raise ModelError(f"tensor {_listed(missing)} is missing", where=where(missing[0]))
+    if unknown := sorted(found.keys() - expected.keys()):
+        hint = f"{config.architecture} has no such tensor, and skipping it may change the answers"
+        raise ModelError(f"unknown tensor {_listed(unknown)}", where=where(unknown[0]), hint=hint)
+    for name, shape in expected.items():
+        if found[name] != shape:
+            message = f"tensor {name} has shape {list(found[name])}, and the config says {list(shape)}"
+            raise ModelError(message, where=where(name))
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Hex SHA-256 of the bytes of a contiguous CPU bfloat16 tensor, little endian."""
+    return hashlib.sha256(tensor.view(torch.int16).numpy().data).hexdigest()
+
+
+def combine_digests(config: ModelConfig, digests: Mapping[str, str]) -> str:
+    """The weights digest: hex SHA-256 over all that decides the logits of given token ids.
+
+    That is the config's arithmetic and, sorted by Hugging Face name, each tensor's shape and `tensor_digest`. It is of
+    the bfloat16 values that are computed with, so one model has one digest in every file format.
+    """
+    shapes = expected_tensors(config)
+    assert digests.keys() == shapes.keys()
+    tensors = {name: [list(shapes[name]), digests[name]] for name in shapes}
+    content = {"config": config.arithmetic(), "tensors": tensors}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, *rest = names
+    return f"{first} (and {len(rest)} more)" if rest else first
