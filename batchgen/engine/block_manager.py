@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from batchgen.errors import EngineError
-from batchgen.kernels.constants import BLOCK_SIZE
 
 
 class BlockManager:
@@ -14,7 +13,7 @@ class BlockManager:
     Every block is at any time either free or in exactly one table.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = BLOCK_SIZE) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.peak_used = 0

@@ -1,7 +1,6 @@
 """Requests in, completions out: schedule, run, commit, until nothing is left."""
 
-import collections.abc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -13,6 +12,7 @@ from batchgen.engine.scheduler import Limits, Scheduler
 from batchgen.engine.sequence import Sequence
 from batchgen.engine.stop import Decoder, Ending, StopChecker
 from batchgen.errors import EngineError, RowError
+from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.records import Completion, Request
 
 
@@ -53,13 +53,13 @@ class Engine:
         """Raise EngineError if a limit is below 1 or the pool cannot hold one sequence of `max_model_len` tokens."""
         self.model, self.limits, self.fingerprint = model, limits, fingerprint
         self.stats = EngineStats()
-        self.blocks = BlockManager(limits.num_blocks)
+        self.blocks = BlockManager(limits.num_blocks, BLOCK_SIZE)
         self._runner = runner
         self._detokenizer = detokenizer
         self._busy = False
         self._check_limits()
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
         """One completion for each request, in the order in which they end.
 
         Requests are read as room appears, so they may be endless. One that cannot be answered becomes a completion
@@ -99,9 +99,7 @@ class Engine:
             self.stats.decode_seconds += seconds
         return sampled
 
-    def _commit(
-        self, chunks: list[Chunk], sampled: collections.abc.Sequence[Sampled], scheduler: Scheduler
-    ) -> list[Completion]:
+    def _commit(self, chunks: list[Chunk], sampled: list[Sampled], scheduler: Scheduler) -> list[Completion]:
         finished = []
         for chunk in chunks:
             chunk.sequence.num_computed = chunk.stop

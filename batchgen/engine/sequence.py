@@ -20,7 +20,8 @@ class Sequence:
         self.num_prompt = len(self.token_ids)
         self.num_computed = 0
         self.block_table: list[int] = []
-        self.output_counts: dict[int, int] = {}  # output token id -> times, for the penalties
+        self.output_counts: dict[int, int] = {}  # output token id -> times
+        self.seen_token_ids = set(self.token_ids)  # ids of prompt and output
         self.logprobs: list[float] = []
         self.top_ids: list[tuple[int, ...]] = []
         self.top_values: list[tuple[float, ...]] = []
@@ -56,6 +57,7 @@ class Sequence:
     def append(self, token_id: int, logprob: float, top_ids: tuple[int, ...], top_values: tuple[float, ...]) -> None:
         """Add one output token with what was recorded of its draw."""
         self.token_ids.append(token_id)
+        self.seen_token_ids.add(token_id)
         self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
         self.logprobs.append(logprob)
         self.top_ids.append(top_ids)

@@ -6,11 +6,6 @@ import pytest
 
 from batchgen.engine.block_manager import BlockManager
 from batchgen.errors import EngineError
-from batchgen.kernels.constants import BLOCK_SIZE
-
-
-def test_the_block_size_is_the_profiles() -> None:
-    assert BlockManager(1).block_size == BLOCK_SIZE == 32
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 32])

@@ -12,6 +12,7 @@ from support.fake_runner import VOCAB_SIZE, FakeDetokenizer, FakeRunner
 from batchgen.engine.engine import Engine
 from batchgen.engine.scheduler import Limits
 from batchgen.errors import EngineError
+from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.records import Completion, Request, SamplingParams
 
 
@@ -53,7 +54,7 @@ def test_requests_are_read_lazily_and_completions_come_early() -> None:
     for done in range(1, 20):
         next(completions)
         assert len(read) <= done + 2 * 3
-    completions.close()  # type: ignore[attr-defined]
+    completions.close()
 
 
 def test_a_bad_row_is_an_error_completion_and_its_mates_go_on() -> None:
@@ -118,6 +119,11 @@ def test_a_mistake_of_the_caller_names_the_request_and_the_field(change: dict[st
     assert generate(engine) == expected(), "the engine is as good as new"
 
 
+def test_blocks_are_those_of_the_profile() -> None:
+    engine = Engine(FakeRunner(1, 32), FakeDetokenizer(), MODEL, Limits(1, 1, 1), {})
+    assert engine.blocks.block_size == BLOCK_SIZE == 32
+
+
 @pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens", "num_blocks"])
 def test_limits_below_one_are_refused(field: str) -> None:
     limits = replace(Limits(1, 1, 1), **{field: 0})
@@ -144,7 +150,7 @@ def test_closing_early_frees_everything_and_the_engine_can_go_on() -> None:
         completions = engine.generate(requests())
         for _ in range(taken):
             next(completions)
-        completions.close()  # type: ignore[attr-defined]
+        completions.close()
         assert engine.blocks.num_free == 12
     assert generate(engine) == expected()
 

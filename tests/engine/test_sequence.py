@@ -30,8 +30,10 @@ def test_counts_of_tokens() -> None:
     assert (sequence.num_prompt, sequence.num_output, sequence.num_tokens, sequence.num_uncomputed) == (3, 1, 4, 1)
 
 
-def test_output_counts_leave_out_the_prompt() -> None:
-    assert add(make(prompt=(3, 3)), 3, 4, 3).output_counts == {3: 2, 4: 1}
+def test_output_counts_leave_out_the_prompt_and_seen_ids_do_not() -> None:
+    sequence = add(make(prompt=(3, 3, 9)), 3, 4, 3)
+    assert sequence.output_counts == {3: 2, 4: 1}
+    assert sequence.seen_token_ids == {3, 4, 9}
 
 
 def test_what_was_recorded_of_each_draw_stays_in_step() -> None:
