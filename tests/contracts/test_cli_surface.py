@@ -1,0 +1,41 @@
+"""The commands and their options, as a literal list, so that growth shows in review."""
+
+import click
+
+from batchgen.cli import cli
+
+SURFACE = {
+    "plan": ["JOB", "--json"],
+    "run": ["JOB", "--out", "--max-num-seqs", "--max-num-batched-tokens", "--threads", "--json"],
+    "schema": ["[job|rows|manifest]"],
+    "show": ["RUN", "--rows", "--json"],
+    "verify": ["RUN", "--json"],
+}
+
+
+def surface(group: click.Group) -> dict[str, list[str]]:
+    """Command -> its arguments and its options under their longest names."""
+    return {
+        name: [
+            max(param.opts, key=len) if isinstance(param, click.Option) else param.make_metavar(click.Context(command))
+            for param in command.params
+        ]
+        for name, command in sorted(group.commands.items())
+    }
+
+
+def test_the_commands_and_options_are_these() -> None:
+    assert surface(cli) == SURFACE
+    assert [option for param in cli.params for option in param.opts] == ["--version"]
+
+
+def test_a_new_option_would_show() -> None:
+    grown = click.Group(commands={**cli.commands, "verify": click.Command("verify", params=[click.Option(["--fast"])])})
+    assert surface(grown) != SURFACE
+
+
+def test_everything_has_a_help_text() -> None:
+    for command in cli.commands.values():
+        assert command.help, command.name
+        for param in command.params:
+            assert not isinstance(param, click.Option) or param.help, f"{command.name} {param.name}"
