@@ -1,0 +1,22 @@
+"""RunConfig: how a job is run. No field may change a bit of the output; what may is in spec.py."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """Recorded in the manifest, never hashed. The defaults fit a small machine."""
+
+    out: Path  # the run folder
+    executor: Literal["local"] = "local"
+    max_num_seqs: int = 64  # sequences that run at once
+    max_num_batched_tokens: int = 512  # tokens of one engine step
+    kv_cache_bytes: int | None = None  # None: as the engine sees fit
+    threads: int | None = None  # None: all cores
+    rows_per_shard: int = 256  # input rows committed together; a run that is resumed keeps the value it began with
+
+    def recorded(self) -> dict[str, Any]:
+        """JSON for the manifest; the place is left out, for a run may be moved."""
+        return {name: value for name, value in asdict(self).items() if name != "out"}

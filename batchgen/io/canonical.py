@@ -1,0 +1,254 @@
+"""The canonical bytes of rows: what a row hash is taken over. docs/formats.md defines them for other programs.
+
+Everything is made of 32-bit little-endian words. A value is a head word and a payload:
+
+    null                    head 0, no payload
+    text, bytes             head 1 + number of bytes; the bytes, zero-padded to a whole number of words
+    list, map               head 1 + number of elements; the elements, each a value (a map's: a key, then a value)
+    struct                  head 1; its fields in order, each a value
+    any other               head 1; the value's own bits, sign- or zero-extended to a whole number of words
+
+The same value gives the same bytes however Arrow holds it: large or not, dictionary, view, fixed size, sliced.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import rfc8785
+from numpy.typing import NDArray
+
+from batchgen.errors import InputError
+
+Words = NDArray[np.uint32]
+Type = str | list[Any]  # JSON: a name, or [name, arguments...]
+
+_MAX_BATCH_BYTES = 32 << 20
+
+
+class Cells(NamedTuple):
+    """Values in order: value i is the next `lens[i]` of `words`."""
+
+    words: Words  # [sum of lens]
+    lens: NDArray[np.int64]  # [n]
+
+
+def plain_type(type_: pa.DataType, column: str = "") -> pa.DataType:
+    """The type under which a passthrough column is stored: Parquet gives it back exactly, in any reader.
+
+    Dictionaries and string views are decoded, seconds become milliseconds, date64 becomes date32.
+    Raises InputError for a type that Parquet cannot hold (list views, unions, intervals, structs without a field).
+    """
+    if pa.types.is_dictionary(type_):
+        return plain_type(type_.value_type, column)
+    if isinstance(type_, pa.BaseExtensionType):
+        return plain_type(type_.storage_type, column)
+    if pa.types.is_struct(type_) and type_.num_fields:
+        return pa.struct([field.with_type(plain_type(field.type, column)) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(plain_type(type_.key_type, column), plain_type(type_.item_type, column))
+    if pa.types.is_large_list(type_):
+        return pa.large_list(plain_type(type_.value_type, column))
+    if _is_list(type_):
+        return pa.list_(plain_type(type_.value_type, column))
+    if pa.types.is_decimal(type_):
+        return (pa.decimal128 if type_.precision <= 38 else pa.decimal256)(type_.precision, type_.scale)
+    twin = {
+        pa.string_view(): pa.string(),
+        pa.binary_view(): pa.binary(),
+        pa.time32("s"): pa.time32("ms"),
+        pa.date64(): pa.date32(),
+        pa.duration("s"): pa.duration("ms"),
+    }.get(type_, type_)
+    if pa.types.is_timestamp(type_) and type_.unit == "s":
+        twin = pa.timestamp("ms", type_.tz)
+    known = pa.types.is_timestamp(twin) or pa.types.is_time(twin) or pa.types.is_duration(twin)
+    if known or _is_bytes(twin) or twin in _NAMES:
+        return twin
+    raise InputError(
+        f"a column of type {type_} cannot be passed through", where=column, hint="leave it out of passthrough"
+    )
+
+
+def type_json(type_: pa.DataType) -> Type:
+    """The logical type as JSON: "int32", ["list", "string"], ["struct", [["a", "int8"]]], ["timestamp", "us", "utc"]."""
+    type_ = plain_type(type_)
+    if type_ in _NAMES:
+        return _NAMES[type_]
+    if _is_bytes(type_):
+        return "string" if pa.types.is_string(type_) or pa.types.is_large_string(type_) else "binary"
+    if pa.types.is_struct(type_):
+        return ["struct", [[field.name, type_json(field.type)] for field in type_]]
+    if pa.types.is_map(type_):
+        return ["map", type_json(type_.key_type), type_json(type_.item_type)]
+    if _is_list(type_):
+        return ["list", type_json(type_.value_type)]
+    if pa.types.is_decimal(type_):
+        return ["decimal", type_.precision, type_.scale]
+    if pa.types.is_timestamp(type_):
+        return ["timestamp", type_.unit, "utc" if type_.tz else "local"]
+    return ["duration" if pa.types.is_duration(type_) else "time", type_.unit]
+
+
+def columns_json(schema: pa.Schema) -> list[list[Any]]:
+    """[name, type] of each column in order."""
+    return [[field.name, type_json(field.type)] for field in schema]
+
+
+def schema_bytes(schema: pa.Schema) -> bytes:
+    """RFC 8785 bytes of `columns_json`: what the schema tag of a row is the hash of."""
+    return bytes(rfc8785.dumps(columns_json(schema)))
+
+
+def encode_rows(batch: pa.RecordBatch, tag: bytes) -> tuple[bytes, NDArray[np.int64]]:
+    """(bytes, offsets): row i is bytes[offsets[i] : offsets[i + 1]]: `tag` (whole words), then each column's value."""
+    words = np.frombuffer(tag, "<u4")
+    first = Cells(np.tile(words, batch.num_rows), np.full(batch.num_rows, len(words)))
+    rows = _interleave([first, *(encode(column) for column in batch.columns)])
+    offsets = np.zeros(batch.num_rows + 1, np.int64)
+    np.cumsum(rows.lens * 4, out=offsets[1:])
+    return rows.words.tobytes(), offsets
+
+
+def batches(table: pa.Table) -> list[pa.RecordBatch]:
+    """`table` cut into batches that take little memory to encode."""
+    row_bytes = table.nbytes // max(table.num_rows, 1) + 1
+    batched: list[pa.RecordBatch] = table.to_batches(max_chunksize=min(8192, max(1, _MAX_BATCH_BYTES // row_bytes)))
+    return batched
+
+
+def encode(array: pa.Array) -> Cells:
+    """The canonical values of `array`."""
+    plain = plain_type(array.type)
+    if array.type != plain:
+        array = (array.storage if isinstance(array.type, pa.BaseExtensionType) else array).cast(plain)
+    valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+    if pa.types.is_null(plain):
+        return Cells(np.zeros(len(array), np.uint32), np.ones(len(array), np.int64))
+    if pa.types.is_map(plain):
+        array = array.cast(pa.list_(pa.struct([pa.field("k", plain.key_type), pa.field("v", plain.item_type)])))
+        pairs = [encode(column) for column in array.flatten().flatten()]
+        return _lists(array, valid, _interleave(pairs))
+    if _is_list(plain):
+        return _lists(array, valid, encode(array.flatten()))
+    if pa.types.is_struct(plain):
+        fields = _interleave([encode(column) for column in array.filter(pa.array(valid)).flatten()])
+        lens = np.zeros(len(array), np.int64)
+        lens[valid] = fields.lens
+        return _with_heads(valid.astype(np.uint32), Cells(fields.words, lens))
+    if _is_bytes(plain):
+        return _bytes(array, valid)
+    return _fixed(array, valid)
+
+
+def _lists(array: pa.Array, valid: NDArray[np.bool_], elements: Cells) -> Cells:
+    counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.concatenate([[0], np.cumsum(elements.lens)])
+    stops = np.cumsum(counts)
+    lens = ends[stops] - ends[stops - counts]
+    return _with_heads(np.where(valid, counts + 1, 0), Cells(elements.words, lens))
+
+
+def _bytes(array: pa.Array, valid: NDArray[np.bool_]) -> Cells:
+    if pa.types.is_fixed_size_binary(array.type):
+        array = array.cast(pa.binary())
+    if array.null_count:  # a null may lie over bytes of its own
+        array = pc.fill_null(array.cast(pa.large_binary()), b"")
+    large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    offsets = _buffer(array, 1, "<i8" if large else "<i4", len(array) + 1).astype(np.int64)
+    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    sizes = np.diff(offsets)
+    lens = (sizes + 3) // 4
+    padded = np.zeros(4 * int(lens.sum()), np.uint8)
+    padded[~_marks(4 * lens, sizes, 4 * lens)] = data
+    return _with_heads(np.where(valid, sizes + 1, 0), Cells(padded.view("<u4"), lens))
+
+
+def _marks(lens: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """True at starts[i]..stops[i] of each run i of `lens`; the marked stretches are short, the rest may be long."""
+    marks = np.zeros(int(lens.sum()), np.bool_)
+    base = np.cumsum(lens) - lens
+    for step in range(int((stops - starts).max(initial=0))):
+        marked = starts + step < stops
+        marks[(base + starts + step)[marked]] = True
+    return marks
+
+
+def _fixed(array: pa.Array, valid: NDArray[np.bool_]) -> Cells:
+    type_ = array.type
+    if pa.types.is_boolean(type_):
+        array = pc.fill_null(array, False).cast(pa.uint8())
+    size = array.type.bit_width // 8
+    if size < 4:
+        kind = "<i" if pa.types.is_signed_integer(type_) else "<u"
+        payload = _buffer(array, 1, f"{kind}{size}", len(array)).astype(f"{kind}4").view("<u4")[:, None]
+    else:
+        payload = _buffer(array, 1, "<u4", len(array), size // 4).reshape(len(array), size // 4)
+    words = np.empty((len(array), 1 + payload.shape[1]), np.uint32)
+    words[:, 0] = valid
+    words[:, 1:] = payload
+    if valid.all():
+        return Cells(words.ravel(), np.full(len(array), words.shape[1]))
+    keep = np.repeat(valid[:, None], words.shape[1], axis=1)
+    keep[:, 0] = True
+    return Cells(words[keep], np.where(valid, words.shape[1], 1))
+
+
+def _buffer(array: pa.Array, index: int, dtype: str, count: int, width: int = 1) -> NDArray[Any]:
+    """The `count` entries of a buffer that belong to `array`, which may be a slice; an entry is `width` items."""
+    buffer = array.buffers()[index]
+    if buffer is None or buffer.size == 0:  # Arrow leaves out the buffers of an empty array
+        return np.zeros(count * width, dtype)
+    return np.frombuffer(buffer, dtype, count * width, array.offset * width * np.dtype(dtype).itemsize)
+
+
+def _with_heads(heads: NDArray[Any], payload: Cells) -> Cells:
+    if int(heads.max(initial=0)) >= 1 << 32:
+        raise InputError("a single value of 4 GiB or 2^32 elements cannot be hashed")
+    lens = payload.lens + 1
+    words = np.empty(int(lens.sum()), np.uint32)
+    at_head = np.zeros(len(words), np.bool_)
+    at_head[np.cumsum(lens) - lens] = True
+    words[at_head] = heads
+    words[~at_head] = payload.words
+    return Cells(words, lens)
+
+
+def _interleave(columns: Sequence[Cells]) -> Cells:
+    """Row by row, the value of each column: one gather over all their words."""
+    lens = np.stack([column.lens for column in columns], axis=1)  # [rows, columns]
+    base = np.cumsum([0, *(len(column.words) for column in columns)])
+    starts = [np.cumsum(column.lens) - column.lens + at for column, at in zip(columns, base, strict=False)]
+    flat = lens.ravel()
+    moves = np.stack(starts, axis=1).ravel() - (np.cumsum(flat) - flat)
+    source = np.repeat(moves, flat) + np.arange(int(flat.sum()))
+    return Cells(np.concatenate([column.words for column in columns])[source], lens.sum(axis=1))
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(type_)
+        or pa.types.is_large_string(type_)
+        or pa.types.is_binary(type_)
+        or pa.types.is_large_binary(type_)
+        or pa.types.is_fixed_size_binary(type_)
+    )
+
+
+_NAMES: dict[pa.DataType, str] = {
+    pa.null(): "null",
+    pa.bool_(): "bool",
+    pa.float16(): "float16",
+    pa.float32(): "float32",
+    pa.float64(): "float64",
+    pa.date32(): "date",
+} | {
+    type_: str(type_)
+    for type_ in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+}

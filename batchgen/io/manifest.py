@@ -1,0 +1,162 @@
+"""manifest.json: what a run is, which of its shards are done, and its root."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
+
+from batchgen.errors import RunError
+from batchgen.io.schema import SCHEMA_VERSION
+from batchgen.io.writer import write_atomically
+
+FILE_NAME = "manifest.json"
+ROWS = "rows"
+
+
+def part_name(index: int) -> str:
+    """The file of a shard, below the run folder."""
+    return f"{ROWS}/part-{index:05d}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts over rows. `error` counts both the status and the finish reason; ok rows are stop + length."""
+
+    rows: int = 0
+    stop: int = 0
+    length: int = 0
+    error: int = 0
+    prompt_tokens: int = 0  # of every sample: n samples count their prompt n times
+    output_tokens: int = 0
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Self:
+        """Of output rows."""
+        reasons = {entry["values"]: entry["counts"] for entry in pc.value_counts(table["finish_reason"]).to_pylist()}
+        tokens = [pc.sum(table[name], min_count=0).as_py() for name in ("num_prompt_tokens", "num_output_tokens")]
+        return cls(table.num_rows, *(reasons.get(reason, 0) for reason in ("stop", "length", "error")), *tokens)
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A committed shard: samples of the input rows start .. stop-1, all n of each."""
+
+    index: int
+    start: int
+    stop: int
+    digest: str  # SHA-256 of the leaves
+    keys_digest: str  # SHA-256 of the file's batchgen.row_keys
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class InputRecord:
+    """An input file, as it was read."""
+
+    path: str
+    sha256: str
+    rows: int  # selected
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """How the rows are cut into shards. Fixed when the run starts; a resumed run keeps it."""
+
+    rows: int  # of input
+    n: int  # samples of each
+    rows_per_shard: int
+    digest: str
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.rows // self.rows_per_shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The state of a run. `root` comes with the last shard."""
+
+    __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid")
+
+    schema_version: int
+    batchgen_version: str
+    fingerprint: Mapping[str, str]  # job_fingerprint, inputs_digest, and what the engine names: weights_digest, ...
+    spec: Mapping[str, JsonValue]  # resolved; job_fingerprint is its hash
+    job_yaml_sha256: str
+    inputs: tuple[InputRecord, ...]
+    plan: PlanRecord
+    columns: tuple[tuple[str, JsonValue], ...]  # name and logical type of each, in order
+    run_config: Mapping[str, JsonValue]  # of the process that wrote last; changes no bit
+    root: str | None = None
+    counts: Tally = Tally()
+    shards: tuple[ShardRecord, ...] = ()  # by index
+
+    @property
+    def finished(self) -> bool:
+        return self.root is not None and len(self.shards) == self.plan.num_shards
+
+    def with_shards(self, shards: Iterable[ShardRecord]) -> "Manifest":
+        """These shards and no others, with their counts."""
+        ordered = tuple(sorted(shards, key=lambda shard: shard.index))
+        return replace(self, shards=ordered, counts=sum((shard.tally for shard in ordered), Tally()))
+
+    def to_json(self) -> str:
+        """The last key is `shards`, one a line."""
+        head = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "shards"}
+        lines = "".join(f"\n    {json.dumps(asdict(shard))}," for shard in self.shards).removesuffix(",")
+        text = json.dumps(head, indent=2, ensure_ascii=False, default=asdict)
+        return f'{text.removesuffix("}").rstrip()},\n  "shards": [{lines}]\n}}\n'
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    write_atomically(folder / FILE_NAME, manifest.to_json().encode())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises RunError: no manifest, not one that this version reads, or damaged."""
+    path = folder / FILE_NAME
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError("is not a run folder: it has no manifest.json", where=str(folder)) from None
+    except OSError as error:
+        raise RunError(f"cannot read: {error.strerror}", where=str(path)) from error
+    try:
+        version = json.loads(data)["schema_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"is damaged: {error}", where=str(path), hint=_DAMAGED) from None
+    if version != SCHEMA_VERSION:
+        raise RunError(
+            f"has schema version {version}, and this batchgen reads {SCHEMA_VERSION}",
+            where=str(path),
+            hint="use the version of batchgen that wrote it (batchgen_version in the manifest)",
+        )
+    try:
+        return _adapter().validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"is damaged: {first['msg']}", where=f"{path}: {key}", hint=_DAMAGED) from None
+
+
+def manifest_schema() -> dict[str, Any]:
+    """The JSON Schema of manifest.json."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "batchgen manifest"}
+    return head | _adapter().json_schema()
+
+
+_DAMAGED = "it is only ever replaced as a whole, so something else has changed it"
+
+
+@cache
+def _adapter() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)

@@ -1,0 +1,153 @@
+"""A run folder while one process works on it: created, locked, committed to, cleaned. Valid at every instant."""
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from batchgen.errors import RunError
+from batchgen.io.hashing import ROW_HASH, shard_digest
+from batchgen.io.manifest import (
+    FILE_NAME,
+    ROWS,
+    Manifest,
+    ShardRecord,
+    Tally,
+    part_name,
+    read_manifest,
+    write_manifest,
+)
+from batchgen.io.writer import TEMPORARY, row_keys_json, sync_folder, write_atomically, write_shard, writing
+
+_PART = re.compile(r"part-\d{5,}\.parquet")
+
+
+class RunFolder:
+    """The one writer of a run. Made by `open`; closing it, or the end of the process, lets the next one in.
+
+    `manifest` is what is on disk, None before `start`.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self.manifest: Manifest | None = None
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Take hold of the run at `path`, or of a new or empty folder for one.
+
+        Leftovers of killed writes are removed. Raises RunError: not a folder, not a run and not empty, held by another
+        process, not readable, of another version.
+        """
+        if path.exists() and not path.is_dir():
+            raise RunError("is a file, and a run is a folder", where=str(path))
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        folder = cls(path, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (path / FILE_NAME).exists():
+                folder.manifest = read_manifest(path)
+            elif strangers := folder._strangers():
+                raise RunError(
+                    f"is not a run and not empty: it holds {', '.join(strangers[:3])}",
+                    where=str(path),
+                    hint="choose a new folder, or the folder of a run to go on with",
+                )
+            folder._remove_temporaries()
+        except BlockingIOError:
+            folder.close()
+            raise RunError("another process is writing to this run", where=str(path)) from None
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def start(self, manifest: Manifest, job_yaml: bytes) -> None:
+        """Make the folder a run of which nothing is done yet."""
+        with writing(self.path):
+            (self.path / ROWS).mkdir(exist_ok=True)
+        write_atomically(self.path / "job.yaml", job_yaml)
+        self._write(manifest)
+
+    def keep(self, trusted: Collection[int]) -> None:
+        """Forget all shards but these, and take part files of others out of the sight of readers.
+
+        They are renamed to a hidden name, never deleted: an edited file may be someone's work.
+        """
+        manifest = self._started()
+        if len(trusted) < len(manifest.shards):
+            self._write(manifest.with_shards(shard for shard in manifest.shards if shard.index in trusted))
+        named = {Path(part_name(index)).name for index in trusted}
+        rows = self.path / ROWS
+        with writing(rows):
+            rows.mkdir(exist_ok=True)
+            for file in rows.iterdir():
+                if _PART.fullmatch(file.name) and file.name not in named:
+                    file.rename(file.with_name(f".{file.name}.untrusted"))
+            sync_folder(rows)
+
+    def commit(self, rows: range, table: pa.Table) -> None:
+        """Add the shard that holds all samples of the input rows `rows`. On return it is durable."""
+        manifest = self._started()
+        index = rows.start // manifest.plan.rows_per_shard
+        keys = row_keys_json(table["row_key"].to_pylist()[:: manifest.plan.n])
+        write_shard(self.path / part_name(index), table, keys)
+        shard = ShardRecord(
+            index=index,
+            start=rows.start,
+            stop=rows.stop,
+            digest=shard_digest(bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist()),
+            keys_digest=hashlib.sha256(keys).hexdigest(),
+            tally=Tally.of(table),
+        )
+        self._write(manifest.with_shards([*manifest.shards, shard]))
+
+    def finish(self, root: str) -> None:
+        self._write(replace(self._started(), root=root))
+
+    def record(self, run_config: dict[str, Any]) -> None:
+        """How the rows from here on are made; written with the next commit."""
+        self.manifest = replace(self._started(), run_config=run_config)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _started(self) -> Manifest:
+        assert self.manifest is not None
+        return self.manifest
+
+    def _write(self, manifest: Manifest) -> None:
+        write_manifest(self.path, manifest)
+        self.manifest = manifest
+
+    def _strangers(self) -> list[str]:
+        """What a run that was killed before its first manifest cannot have left."""
+        own = {"job.yaml", ROWS}
+        found = [file.name for file in self.path.iterdir() if file.name not in own]
+        rows = self.path / ROWS
+        found += [f"{ROWS}/{file.name}" for file in (rows.iterdir() if rows.is_dir() else ())]
+        return sorted(name for name in found if not TEMPORARY.fullmatch(Path(name).name))
+
+    def _remove_temporaries(self) -> None:
+        for folder in (self.path, self.path / ROWS):
+            if folder.is_dir():
+                for file in folder.iterdir():
+                    if TEMPORARY.fullmatch(file.name):
+                        with writing(file):
+                            file.unlink()

@@ -1,0 +1,163 @@
+"""The columns of the output: explicit, the same whatever the rows hold. One Parquet row is one sample."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from batchgen.errors import InputError
+from batchgen.io.canonical import plain_type
+from batchgen.io.hashing import ROW_HASH, leaves
+from batchgen.records import Completion
+
+SCHEMA_VERSION = 1  # of the columns, the canonical bytes and the manifest; a change of any is a new version
+
+_IDS = pa.list_(pa.int32())
+_TEXTS: dict[str, str] = {
+    "row_key": "names the input row",
+    "sample_index": "0 .. n-1, which of the row's samples",
+    "seed": "uint64, from the job's seed, row_key and sample_index",
+    "status": '"ok" or "error"',
+    "error_code": "what kind of failure; null when ok",
+    "error_message": "the failure in words; null when ok",
+    "prompt_token_ids": "what the model read; null when no prompt could be made",
+    "text": "the answer; null on error",
+    "token_ids": "the answer's tokens; null on error",
+    "finish_reason": '"stop", "length" or "error"',
+    "stop_reason": 'the stop string that ended it, or "token:ID" for a stop token; null at EOS and "length"',
+    "num_prompt_tokens": "length of prompt_token_ids; null when that is",
+    "num_output_tokens": "length of token_ids; null on error",
+    "logprobs": "float32 of each token; with sampling.logprobs only; null on error",
+    "top_logprobs_ids": "the best alternatives at each token, best first; with sampling.logprobs > 0 only",
+    "top_logprobs_values": "their logprobs, float32",
+    "params_hash": "SHA-256 of the sampling parameters without n",
+    ROW_HASH: "xxh3_128 of the row's other columns in canonical bytes",
+}
+_HEAD = (
+    pa.field("row_key", pa.string(), nullable=False),
+    pa.field("sample_index", pa.int32(), nullable=False),
+    pa.field("seed", pa.uint64(), nullable=False),
+    pa.field("status", pa.string(), nullable=False),
+    pa.field("error_code", pa.string()),
+    pa.field("error_message", pa.string()),
+    pa.field("prompt_token_ids", _IDS),
+    pa.field("text", pa.string()),
+    pa.field("token_ids", _IDS),
+    pa.field("finish_reason", pa.string(), nullable=False),
+    pa.field("stop_reason", pa.string()),
+    pa.field("num_prompt_tokens", pa.int32()),
+    pa.field("num_output_tokens", pa.int32()),
+)
+_LOGPROBS = (pa.field("logprobs", pa.list_(pa.float32())),)
+_TOP_LOGPROBS = (
+    pa.field("top_logprobs_ids", pa.list_(_IDS)),
+    pa.field("top_logprobs_values", pa.list_(pa.list_(pa.float32()))),
+)
+_TAIL = (pa.field("params_hash", pa.string(), nullable=False), pa.field(ROW_HASH, pa.string(), nullable=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sample on its way to Parquet. `prompt_token_ids` is None when the prompt itself failed."""
+
+    seed: int
+    prompt_token_ids: tuple[int, ...] | None
+    completion: Completion
+
+
+def output_schema(passthrough: pa.Schema, *, logprobs: int | None, metadata: Mapping[str, str]) -> pa.Schema:
+    """The schema of every file of a run: the core columns, then `passthrough` under types that Parquet holds exactly.
+
+    `logprobs` is SamplingParams.logprobs: None has no logprob columns, 0 no top_logprobs. Raises InputError for a
+    passthrough column that has a core column's name or cannot be stored.
+    """
+    fields = list(_HEAD)
+    if logprobs is not None:
+        fields += _LOGPROBS
+    if logprobs:
+        fields += _TOP_LOGPROBS
+    fields += _TAIL
+    for field in passthrough:
+        if field.name in _TEXTS:
+            raise InputError(
+                "a passthrough column has the name of an output column", where=field.name, hint="rename it in the input"
+            )
+        fields.append(pa.field(field.name, plain_type(field.type, field.name)))
+    return pa.schema(fields, metadata=dict(metadata))
+
+
+def rows_to_table(rows: Sequence[Row], passthrough: pa.Table, params_hash: str, schema: pa.Schema) -> pa.Table:
+    """The rows of one shard as Arrow, hashed. `passthrough` holds one row for each row_key of `rows`, in order."""
+    done = [row.completion for row in rows]
+    failed = [completion.finish_reason == "error" for completion in done]
+    columns: dict[str, Sequence[Any]] = {
+        "row_key": [completion.row_key for completion in done],
+        "sample_index": [completion.sample_index for completion in done],
+        "seed": [row.seed for row in rows],
+        "status": ["error" if error else "ok" for error in failed],
+        "error_code": [completion.error_code for completion in done],
+        "error_message": [_printable(completion.error_message) for completion in done],
+        "prompt_token_ids": [row.prompt_token_ids for row in rows],
+        "num_prompt_tokens": [_size(row.prompt_token_ids) for row in rows],
+        "finish_reason": [completion.finish_reason for completion in done],
+        "stop_reason": [_stop_reason(completion.stop_reason) for completion in done],
+        "params_hash": [params_hash] * len(rows),
+    }
+    for name in ("text", "token_ids", "logprobs", "top_logprobs_ids", "top_logprobs_values"):
+        columns[name] = [None if c.finish_reason == "error" else getattr(c, name) for c in done]
+    columns["num_output_tokens"] = [_size(ids) for ids in columns["token_ids"]]
+    core = [pa.array(columns[f.name], f.type) for f in schema if f.name in columns]
+    names = [field.name for field in schema if field.name in columns]
+    keys = columns["row_key"]
+    input_row = np.cumsum([at > 0 and keys[at] != keys[at - 1] for at in range(len(keys))], dtype=np.int64)
+    carried = [
+        passthrough[name].take(pa.array(input_row)).cast(schema.field(name).type)
+        for name in schema.names[len(names) + 1 :]
+    ]
+    table = pa.table([*core, *carried], names=[*names, *schema.names[len(names) + 1 :]])
+    hashes = pa.array([leaf.hex() for leaf in leaves(table)], pa.string())
+    return table.add_column(len(names), ROW_HASH, hashes).cast(schema)
+
+
+def rows_schema() -> dict[str, Any]:
+    """The JSON Schema of a row, as a JSON object of its columns."""
+    everything = output_schema(pa.schema([]), logprobs=1, metadata={})
+    optional = {field.name for field in (*_LOGPROBS, *_TOP_LOGPROBS)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "batchgen row",
+        "description": f"One sample; schema version {SCHEMA_VERSION}. Passthrough columns follow the ones named here.",
+        "type": "object",
+        "properties": {
+            field.name: {"description": _TEXTS[field.name], "arrow": str(field.type)} | _json_type(field)
+            for field in everything
+        },
+        "required": [field.name for field in everything if field.name not in optional],
+    }
+
+
+def _json_type(field: pa.Field) -> dict[str, Any]:
+    def of(type_: pa.DataType) -> dict[str, Any]:
+        if pa.types.is_list(type_):
+            return {"type": "array", "items": of(type_.value_type)}
+        if pa.types.is_string(type_):
+            return {"type": "string"}
+        return {"type": "number" if pa.types.is_floating(type_) else "integer"}
+
+    schema = of(field.type)
+    return schema | {"type": [schema["type"], "null"]} if field.nullable else schema
+
+
+def _size(ids: Sequence[int] | None) -> int | None:
+    return None if ids is None else len(ids)
+
+
+def _stop_reason(reason: int | str | None) -> str | None:
+    return f"token:{reason}" if isinstance(reason, int) else reason
+
+
+def _printable(message: str | None) -> str | None:
+    """A message may quote the very text that could not be encoded."""
+    return None if message is None else message.encode("utf-8", "backslashreplace").decode()

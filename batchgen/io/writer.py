@@ -1,0 +1,76 @@
+"""Files that appear whole or not at all."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchgen.errors import RunError
+
+ROW_KEYS = b"batchgen.row_keys"  # Parquet metadata: the row keys of a shard in order, as JSON
+TEMPORARY = re.compile(r"\.(part-\d{5,}\.parquet|manifest\.json|job\.yaml)\.tmp")  # what a killed write leaves
+
+_ROW_GROUP_ROWS = 16_384
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Any failure of the file system becomes a RunError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write: {error.strerror or error}",
+            where=str(path),
+            hint="what is committed is valid; once this is mended, the same command goes on from there",
+        ) from error
+
+
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
+    """Replace `path` by `data`: a reader sees the old bytes or the new, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_shard(path: Path, table: pa.Table, keys: bytes) -> None:
+    """Write one shard's rows as Parquet. `keys`, from `row_keys_json`, let verify name rows that went missing."""
+    metadata: Mapping[bytes, bytes] = table.schema.metadata or {}
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata({**metadata, ROW_KEYS: keys}),
+        sink,
+        compression="zstd",
+        version="2.6",  # keeps nanoseconds and uint32
+        row_group_size=_ROW_GROUP_ROWS,
+    )
+    write_atomically(path, memoryview(sink.getvalue()))
+
+
+def row_keys_json(row_keys: Sequence[str]) -> bytes:
+    """The row keys of a shard in order, one for all samples of a row, as they stand in the file's metadata."""
+    return json.dumps(row_keys, ensure_ascii=False, separators=(",", ":")).encode()
