@@ -28,18 +28,18 @@ INLINE void multiply(const float* x, int64_t ldx, const uint32_t* w, int64_t ldw
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) acc[m][v] = zero();
   for (int k = 0; k + 1 < count; k += 2, x += 2 * ldx, w += ldw) {
-    vu pair[V];
     vf even[V], odd[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) pair[v] = load(w + 16 * v), even[v] = low_bf16(pair[v]);
+    for (int v = 0; v < V; ++v) even[v] = low_bf16(load(w + 16 * v));
 #pragma GCC unroll 16
     for (int m = 0; m < R; ++m) {
       const vf a = set1(x[m]);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) acc[m][v] = fma(a, even[v], acc[m][v]);
     }
+    asm volatile("" ::: "memory");  // load the pairs again: kept, they would push an accumulator out of its register
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) odd[v] = high_bf16(pair[v]);
+    for (int v = 0; v < V; ++v) odd[v] = high_bf16(load(w + 16 * v));
 #pragma GCC unroll 16
     for (int m = 0; m < R; ++m) {
       const vf a = set1(x[ldx + m]);
@@ -88,39 +88,43 @@ INLINE void pack_rows(const uint16_t* x, int64_t K, int rows, float* panel) {
     }
 }
 
-// One tile of one panel of one K-block: adds the block's sums to the running totals in y.
+// One tile of one panel of one K-block: the block's sums join the running totals [R, 32].
 template <int R>
-INLINE void linear_tile(const Linear& a, const float* x, int64_t m0, int64_t n0, int64_t k0) {
-  const int count = static_cast<int>(a.K - k0 < kKBlock ? a.K - k0 : kKBlock);
-  const bool is_first = k0 == 0, is_last = k0 + kKBlock >= a.K;
-  const auto* w = reinterpret_cast<const uint32_t*>(a.w) + n0 / kPanel * (a.K / 2) * kPanel + k0 / 2 * kPanel;
+INLINE void linear_tile(const float* x, const uint32_t* w, int count, bool is_first, float* totals) {
   for (int part = 0; part < 2 / kVectors; ++part) {
     vf acc[R][kVectors];
-    multiply<R, kVectors>(x + k0 * R, R, w + part * 16, kPanel, count, acc);
+    multiply<R, kVectors>(x, R, w + part * 16, kPanel, count, acc);
 #pragma GCC unroll 16
     for (int m = 0; m < R; ++m)
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const int64_t n = n0 + (part + v) * 16, left = a.N - n, at = (m0 + m) * a.N + n;
-        if (left <= 0) continue;
-        float edge[16];  // the last lanes of a ragged N live outside y
-        const bool whole = left >= 16;
-        const auto read = [&](const float* p) {
-          if (whole) return load(p);
-          std::memset(edge, 0, sizeof edge);
-          std::memcpy(edge, p, left * 4);
-          return load(edge);
-        };
-        vf total = is_first ? acc[m][v] : read(a.y + at) + acc[m][v];
-        if (is_last && a.bias) total = total + read(a.bias + n);
-        if (is_last && a.residual) total = read(a.residual + at) + total;
-        if (whole) {
-          store(a.y + at, total);
-        } else {
-          store(edge, total);
-          std::memcpy(a.y + at, edge, left * 4);
-        }
+        float* total = totals + m * kPanel + (part + v) * 16;
+        store(total, is_first ? acc[m][v] : load(total) + acc[m][v]);
       }
+  }
+}
+
+// y[:, n0 .. n0 + 32) from the totals; the columns past N are padding and stay unwritten.
+INLINE void finish_panel(const Linear& a, const float* totals, int64_t n0) {
+  for (int64_t n = n0; n < n0 + kPanel && n < a.N; n += 16) {
+    const int64_t width = a.N - n < 16 ? a.N - n : 16;
+    alignas(64) float edge[16] = {};
+    const auto read = [&](const float* p) {
+      if (width == 16) return load(p);
+      std::memcpy(edge, p, width * 4);
+      return load(edge);
+    };
+    for (int64_t m = 0; m < a.M; ++m) {
+      vf y = load(totals + m * kPanel + n - n0);
+      if (a.bias) y = y + read(a.bias + n);
+      if (a.residual) y = read(a.residual + m * a.N + n) + y;
+      if (width == 16) {
+        store(a.y + m * a.N + n, y);
+      } else {
+        store(edge, y);
+        std::memcpy(a.y + m * a.N + n, edge, width * 4);
+      }
+    }
   }
 }
 
@@ -132,11 +136,17 @@ inline void linear(const Linear& a) {
     pack_rows(a.x + tiles.begin(t) * a.K, a.K, tiles.rows(t), packed + tiles.begin(t) * a.K);
   });
   parallel_for((a.N + kPanel - 1) / kPanel, [&](int64_t p) {
-    for (int64_t k0 = 0; k0 < a.K; k0 += kKBlock)
+    static thread_local Buffer totals_buffer;
+    float* totals = totals_buffer.floats(a.M * kPanel);
+    const auto* w = reinterpret_cast<const uint32_t*>(a.w) + p * (a.K / 2) * kPanel;
+    for (int64_t k0 = 0; k0 < a.K; k0 += kKBlock) {
+      const int count = static_cast<int>(a.K - k0 < kKBlock ? a.K - k0 : kKBlock);
       for (int64_t t = 0; t < tiles.count; ++t)
         with_rows(tiles.rows(t), [&]<int R>() {
-          linear_tile<R>(a, packed + tiles.begin(t) * a.K, tiles.begin(t), p * kPanel, k0);
+          linear_tile<R>(packed + tiles.begin(t) * a.K + k0 * R, w + k0 / 2 * kPanel, count, k0 == 0, totals + tiles.begin(t) * kPanel);
         });
+    }
+    finish_panel(a, totals, p * kPanel);
   });
 }
 

@@ -50,6 +50,17 @@ INLINE vu mulhi(vu x, vu y) { return PAIR(mulhi8); }
 template <int N> INLINE vu shl(vu x) { return BOTH(_mm256_slli_epi32, N); }
 template <int N> INLINE vu shr(vu x) { return BOTH(_mm256_srli_epi32, N); }
 
+INLINE void transpose8(__m256i& x0, __m256i& x1, __m256i& x2, __m256i& x3) {
+  const __m256i a = _mm256_unpacklo_epi32(x0, x1), b = _mm256_unpackhi_epi32(x0, x1);
+  const __m256i c = _mm256_unpacklo_epi32(x2, x3), d = _mm256_unpackhi_epi32(x2, x3);
+  x0 = _mm256_unpacklo_epi64(a, c), x1 = _mm256_unpackhi_epi64(a, c);
+  x2 = _mm256_unpacklo_epi64(b, d), x3 = _mm256_unpackhi_epi64(b, d);
+}
+INLINE void transpose4(vu (&x)[4]) {
+  transpose8(x[0].a, x[1].a, x[2].a, x[3].a);
+  transpose8(x[0].b, x[1].b, x[2].b, x[3].b);
+}
+
 INLINE vf as_float(vu x) { return BOTH(_mm256_castsi256_ps); }
 INLINE vu as_uint(vf x) { return BOTH(_mm256_castps_si256); }
 INLINE vu to_int(vf x) { return BOTH(_mm256_cvtps_epi32); }

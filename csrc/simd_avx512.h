@@ -41,6 +41,13 @@ INLINE vu mulhi(vu x, vu y) {
 template <int N> INLINE vu shl(vu x) { return {_mm512_slli_epi32(x.a, N)}; }
 template <int N> INLINE vu shr(vu x) { return {_mm512_srli_epi32(x.a, N)}; }
 
+INLINE void transpose4(vu (&x)[4]) {
+  const __m512i a = _mm512_unpacklo_epi32(x[0].a, x[1].a), b = _mm512_unpackhi_epi32(x[0].a, x[1].a);
+  const __m512i c = _mm512_unpacklo_epi32(x[2].a, x[3].a), d = _mm512_unpackhi_epi32(x[2].a, x[3].a);
+  x[0].a = _mm512_unpacklo_epi64(a, c), x[1].a = _mm512_unpackhi_epi64(a, c);
+  x[2].a = _mm512_unpacklo_epi64(b, d), x[3].a = _mm512_unpackhi_epi64(b, d);
+}
+
 INLINE vf as_float(vu x) { return {_mm512_castsi512_ps(x.a)}; }
 INLINE vu as_uint(vf x) { return {_mm512_castps_si512(x.a)}; }
 INLINE vu to_int(vf x) { return {_mm512_cvtps_epi32(x.a)}; }

@@ -42,6 +42,15 @@ INLINE vu mulhi(vu x, vu y) {
 template <int N> INLINE vu shl(vu x) { QUAD(vu, vshlq_n_u32(x.a[i], N)); }
 template <int N> INLINE vu shr(vu x) { QUAD(vu, vshrq_n_u32(x.a[i], N)); }
 
+INLINE void transpose4(vu (&x)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    const uint64x2_t a = vreinterpretq_u64_u32(vzip1q_u32(x[0].a[i], x[1].a[i])), b = vreinterpretq_u64_u32(vzip2q_u32(x[0].a[i], x[1].a[i]));
+    const uint64x2_t c = vreinterpretq_u64_u32(vzip1q_u32(x[2].a[i], x[3].a[i])), d = vreinterpretq_u64_u32(vzip2q_u32(x[2].a[i], x[3].a[i]));
+    x[0].a[i] = vreinterpretq_u32_u64(vzip1q_u64(a, c)), x[1].a[i] = vreinterpretq_u32_u64(vzip2q_u64(a, c));
+    x[2].a[i] = vreinterpretq_u32_u64(vzip1q_u64(b, d)), x[3].a[i] = vreinterpretq_u32_u64(vzip2q_u64(b, d));
+  }
+}
+
 INLINE vf as_float(vu x) { QUAD(vf, vreinterpretq_f32_u32(x.a[i])); }
 INLINE vu as_uint(vf x) { QUAD(vu, vreinterpretq_u32_f32(x.a[i])); }
 INLINE vu to_int(vf x) { QUAD(vu, vreinterpretq_u32_s32(vcvtnq_s32_f32(x.a[i]))); }

@@ -37,6 +37,13 @@ INLINE vu mulhi(vu x, vu y) { LANES(vu, static_cast<uint32_t>((uint64_t{x.a[i]} 
 template <int N> INLINE vu shl(vu x) { LANES(vu, x.a[i] << N); }
 template <int N> INLINE vu shr(vu x) { LANES(vu, x.a[i] >> N); }
 
+INLINE void transpose4(vu (&x)[4]) {  // lane 4m + w of x[k] becomes lane 4m + k of x[w]
+  vu y[4];
+  for (int k = 0; k < 4; ++k)
+    for (int i = 0; i < 16; ++i) y[k].a[i] = x[i % 4].a[i / 4 * 4 + k];
+  std::memcpy(x, y, sizeof y);
+}
+
 INLINE vf as_float(vu x) { vf r; std::memcpy(r.a, x.a, 64); return r; }
 INLINE vu as_uint(vf x) { vu r; std::memcpy(r.a, x.a, 64); return r; }
 INLINE vu to_int(vf x) { LANES(vu, static_cast<uint32_t>(static_cast<int32_t>(std::nearbyint(x.a[i])))); }

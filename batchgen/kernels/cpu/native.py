@@ -1,0 +1,34 @@
+"""The compiled kernels, and the check that stands between a tensor and a raw address."""
+
+from types import ModuleType
+
+import torch
+
+from batchgen.errors import EngineError
+
+try:
+    from batchgen import _cpu
+except ImportError as error:  # a checkout that was never built; nothing else may use a CPU kernel either
+    _cpu, _reason = None, str(error)
+
+
+def library() -> ModuleType:
+    """The extension module. Raises EngineError when it was not built."""
+    if _cpu is None:
+        raise EngineError(f"the CPU kernels are not built ({_reason})", hint="pip install . needs a C++20 compiler")
+    return _cpu
+
+
+def address(tensor: torch.Tensor | None, dtype: torch.dtype, *shape: int) -> int:
+    """Where the tensor's data lies; 0 for None. Raises EngineError unless dtype, shape and layout are as said."""
+    if tensor is None:
+        return 0
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        found = f"{tensor.dtype} {tuple(tensor.shape)} strides {tensor.stride()} on {tensor.device}"
+        raise EngineError(f"a kernel wants contiguous {dtype} {shape} on the CPU, got {found}")
+    return tensor.data_ptr()
+
+
+def set_threads(n: int) -> None:
+    """Use n threads for every op. The number cannot be seen in the bits."""
+    library().set_threads(n)

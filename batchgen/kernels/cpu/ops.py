@@ -1,0 +1,116 @@
+"""Linear, row ops and attention on a CPU."""
+
+import torch
+
+from batchgen.kernels.constants import BLOCK_SIZE, PANEL
+from batchgen.kernels.cpu.native import address, library
+from batchgen.kernels.packing import PackedWeight
+
+Tensor = torch.Tensor
+F32, BF16, I32, I64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
+
+
+def _packed(weight: PackedWeight) -> int:
+    return address(weight.data, BF16, -(-weight.rows // PANEL), weight.columns // 2, PANEL, 2)
+
+
+def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    M, N, K = x.shape[0], weight.rows, weight.columns
+    y = torch.empty(M, N)
+    library().linear(
+        address(x, BF16, M, K),
+        _packed(weight),
+        address(bias, F32, N),
+        address(residual, F32, M, N),
+        y.data_ptr(),
+        M,
+        N,
+        K,
+    )
+    return y
+
+
+def embedding(ids: Tensor, table: PackedWeight) -> Tensor:
+    T, H = len(ids), table.columns
+    out = torch.empty(T, H)
+    library().embed(address(ids, I32, T), _packed(table), out.data_ptr(), T, H)
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    T, H = x.shape
+    out = torch.empty(T, H, dtype=BF16)
+    library().rms_norm(address(x, F32, T, H), address(weight, F32, H), out.data_ptr(), eps, T, H)
+    return out
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    T, width = x.shape
+    out = torch.empty(T, width // 2, dtype=BF16)
+    library().silu_mul(address(x, F32, T, width), out.data_ptr(), T, width // 2)
+    return out
+
+
+def _cache(cache: tuple[Tensor, Tensor], Hk: int, D: int) -> tuple[int, int]:
+    blocks = cache[0].shape[0]
+    return (
+        address(cache[0], BF16, blocks, Hk, D // 2, BLOCK_SIZE, 2),
+        address(cache[1], BF16, blocks, Hk, BLOCK_SIZE // 2, D, 2),
+    )
+
+
+def rotary_store(
+    qkv: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    rotary: tuple[Tensor, Tensor],
+    place: tuple[Tensor, Tensor],
+    cache: tuple[Tensor, Tensor],
+) -> Tensor:
+    T, width = qkv.shape
+    Hk, D = cache[1].shape[1], cache[1].shape[3]
+    Hq = width // D - 2 * Hk
+    q = torch.empty(T, Hq, D, dtype=BF16)
+    q_norm, k_norm = norms or (None, None)
+    angles = len(rotary[0])
+    library().rotary_store(
+        address(qkv, F32, T, (Hq + 2 * Hk) * D),
+        address(q_norm, F32, D),
+        address(k_norm, F32, D),
+        address(rotary[0], F32, angles, D // 2),
+        address(rotary[1], F32, angles, D // 2),
+        address(place[0], I32, T),
+        address(place[1], I64, T),
+        q.data_ptr(),
+        *_cache(cache, Hk, D),
+        eps,
+        T,
+        Hq,
+        Hk,
+        D,
+    )
+    return q
+
+
+def attention(
+    q: Tensor, cache: tuple[Tensor, Tensor], block_tables: Tensor, query_start: Tensor, positions: Tensor
+) -> Tensor:
+    T, Hq, D = q.shape
+    Hk = cache[1].shape[1]
+    S, blocks = block_tables.shape
+    out = torch.empty(T, Hq * D, dtype=BF16)
+    library().attention(
+        address(q, BF16, T, Hq, D),
+        *_cache(cache, Hk, D),
+        address(block_tables, I32, S, blocks),
+        address(query_start, I32, S + 1),
+        address(positions, I32, T),
+        out.data_ptr(),
+        D**-0.5,
+        S,
+        blocks,
+        Hq,
+        Hk,
+        D,
+    )
+    return out

@@ -1,0 +1,35 @@
+"""The packed form of a linear's weight: what every kernel reads, what the disk cache holds."""
+
+from typing import NamedTuple
+
+import torch
+
+from batchgen.kernels.constants import PANEL
+
+
+class PackedWeight(NamedTuple):
+    """data bf16 [P, K/2, 32, 2]: panels of 32 output rows, pairs of k next to each other, padded with zero rows.
+
+    Sixteen rows' pairs are one 64-byte load, from which a shift and a mask make two float32 vectors.
+    """
+
+    data: torch.Tensor
+    rows: int  # N, without the padding
+
+    @property
+    def columns(self) -> int:
+        return self.data.shape[1] * 2
+
+
+def pack(weight: torch.Tensor) -> PackedWeight:
+    """Pack bf16 [N, K]; K must be even."""
+    N, K = weight.shape
+    P = -(-N // PANEL)
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, P * PANEL - N))
+    return PackedWeight(padded.view(P, PANEL, K // 2, 2).permute(0, 2, 1, 3).contiguous(), N)
+
+
+def unpack(weight: PackedWeight) -> torch.Tensor:
+    """The inverse: bf16 [N, K]."""
+    P, pairs, _, _ = weight.data.shape
+    return weight.data.permute(0, 2, 1, 3).reshape(P * PANEL, pairs * 2)[: weight.rows]

@@ -1,0 +1,17 @@
+"""The gated feed-forward block."""
+
+from typing import NamedTuple
+
+import torch
+
+from batchgen import kernels
+from batchgen.kernels import PackedWeight
+
+
+class GatedMlp(NamedTuple):
+    gate_up: PackedWeight  # [2 I, H]: gate above up
+    down: PackedWeight  # [H, I]
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """x bf16 [T, H] -> residual + down(silu(gate x) * up x), float32 [T, H]."""
+        return kernels.linear(kernels.silu_mul(kernels.linear(x, self.gate_up)), self.down, residual=residual)

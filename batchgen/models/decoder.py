@@ -1,0 +1,75 @@
+"""The decoder that every supported family is: Llama, Mistral, Qwen2 (biased qkv), Qwen3 (normed heads)."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from batchgen import kernels
+from batchgen.errors import ModelError
+from batchgen.kernels import PackedWeight
+from batchgen.kernels.constants import LANES
+from batchgen.layers.attention import Attention
+from batchgen.layers.mlp import GatedMlp
+from batchgen.layers.rotary import rotary_table
+from batchgen.layers.step import StepTensors
+from batchgen.models.config import ModelConfig
+
+MAX_HEAD_DIM = 256  # what the attention kernel has room for
+
+Cache = tuple[torch.Tensor, torch.Tensor]
+
+
+class Layer(NamedTuple):
+    input_norm: torch.Tensor
+    attention: Attention
+    post_norm: torch.Tensor
+    mlp: GatedMlp
+
+
+class Decoder:
+    """Token ids in, logits out. The residual stream is float32; what enters a matrix product is bfloat16."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], max_model_len: int) -> None:
+        """`weights`: names and layouts of models/packed.py. Raises ModelError for sizes the kernels do not take."""
+        _check_sizes(config)
+        self.config = config
+        self.rotary = rotary_table(config.inverse_frequencies(), max_model_len)
+        self.embed = PackedWeight(weights["embed"], config.vocab_size)
+        self.lm_head = self.embed if config.tie_word_embeddings else PackedWeight(weights["lm_head"], config.vocab_size)
+        self.final_norm = weights["final_norm"]
+        self.layers = [_layer(config, weights, f"layers.{i}.") for i in range(config.num_layers)]
+
+    def forward(self, step: StepTensors, cache: list[Cache]) -> torch.Tensor:
+        """Logits float32 [R, V] of the step's `sample_rows`; keys and values of all its tokens go to `cache`."""
+        eps = self.config.rms_norm_eps
+        h = kernels.embedding(step.token_ids, self.embed)
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            h = layer.attention(kernels.rms_norm(h, layer.input_norm, eps), h, step, self.rotary, layer_cache)
+            h = layer.mlp(kernels.rms_norm(h, layer.post_norm, eps), h)
+        return kernels.linear(kernels.rms_norm(h[step.sample_rows], self.final_norm, eps), self.lm_head)
+
+
+def _layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], at: str) -> Layer:
+    D = config.head_dim
+    qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * D
+    attention = Attention(
+        qkv=PackedWeight(weights[at + "qkv"], qkv_rows),
+        qkv_bias=weights[at + "qkv_bias"] if config.qkv_bias else None,
+        norms=(weights[at + "q_norm"], weights[at + "k_norm"]) if config.qk_norm else None,
+        out=PackedWeight(weights[at + "o"], config.hidden_size),
+        eps=config.rms_norm_eps,
+    )
+    mlp = GatedMlp(
+        gate_up=PackedWeight(weights[at + "gate_up"], 2 * config.intermediate_size),
+        down=PackedWeight(weights[at + "down"], config.hidden_size),
+    )
+    return Layer(weights[at + "input_norm"], attention, weights[at + "post_norm"], mlp)
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    for name, multiple in (("hidden_size", LANES), ("intermediate_size", LANES), ("head_dim", 2 * LANES)):
+        if (value := getattr(config, name)) % multiple:
+            raise ModelError(f"{name} is {value}; the kernels take multiples of {multiple}", where=config.architecture)
+    if config.head_dim > MAX_HEAD_DIM:
+        raise ModelError(f"head_dim is {config.head_dim}; the kernels take {MAX_HEAD_DIM} at most")
