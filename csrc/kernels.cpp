@@ -5,6 +5,7 @@
 #include "elementary.h"
 #include "linear.h"
 #include "rows.h"
+#include "sampler.h"
 
 namespace batchgen {
 namespace ISA {
@@ -16,7 +17,7 @@ void elementary(int function, const float* x, float* y, int64_t n) {
     std::memset(block, 0, sizeof block);
     std::memcpy(block, x + i, bytes);
     const vf v = load(block);
-    store(block, function == 0 ? exp(v) : v);
+    store(block, function == 0 ? exp(v) : log(v));
     std::memcpy(y + i, block, bytes);
   }
 }
@@ -28,7 +29,8 @@ void elementary(int function, const float* x, float* y, int64_t n) {
 extern const Kernels CAT(kernels_, ISA);
 const Kernels CAT(kernels_, ISA) = {
     STRING(ISA),    ISA::linear,       ISA::embed,     ISA::rms_norm,
-    ISA::silu_mul,  ISA::rotary_store, ISA::attention, ISA::elementary,
+    ISA::silu_mul,  ISA::rotary_store, ISA::attention, ISA::sample,
+    ISA::noise,     ISA::elementary,
 };
 
 }  // namespace batchgen

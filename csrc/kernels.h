@@ -10,6 +10,7 @@ namespace batchgen {
 constexpr int kLanes = 16;      // lanes of a row reduction
 constexpr int kPanel = 32;      // output rows in one packed panel of a weight
 constexpr int kKBlock = 256;    // products summed before the sum joins the running total of a linear
+constexpr int kTopLogprobs = 20;  // places for the best alternatives of one drawn token
 constexpr int kKvBlock = 32;    // positions in one block of the KV cache and of the attention fold
 
 // y[m, n] = residual[m, n] + (sum_k x[m, k] w[n, k] + bias[n]).  x bf16 [M, K]; w packed [ceil(N/32), K/2, 32, 2].
@@ -78,6 +79,44 @@ struct Attention {
   int64_t S, blocks_per_sequence, Hq, Hk, D;
 };
 
+// One token for each row of logits [R, V]; the rest is one entry a row, or a list for each row: entries
+// start[r] .. start[r + 1] of ids that are distinct within the row. Bias is added to `bias_id`; `seen_id` (prompt and
+// output) meets the repetition penalty, `output_id` the frequency penalty times `output_count` and the presence
+// penalty; `banned_id` cannot be drawn. Where top_logprobs[r] >= 0, logprob [R] and the best top_logprobs[r] of top_id
+// and top_value [R, 20] are written, else NaN, -1 and -infinity. `finite` is 0, and nothing is drawn, where a
+// logit is NaN or infinite or every token is banned. `reach` is where to look first and cannot be seen in the result.
+struct Sample {
+  const float* logits;
+  const uint64_t* seed;
+  const int64_t* position;
+  const float* temperature;
+  const double* top_p;
+  const float* min_p;
+  const int32_t* top_k;
+  const float* presence_penalty;
+  const float* frequency_penalty;
+  const float* repetition_penalty;
+  const int32_t* bias_start;
+  const int32_t* bias_id;
+  const float* bias;
+  const int32_t* banned_start;
+  const int32_t* banned_id;
+  const int32_t* output_start;
+  const int32_t* output_id;
+  const int32_t* output_count;
+  const int32_t* seen_start;
+  const int32_t* seen_id;
+  const int32_t* top_logprobs;
+  int32_t* token;
+  float* logprob;
+  int32_t* top_id;
+  float* top_value;
+  uint8_t* finite;
+  float reach;
+  bool processed;  // the log-probabilities are of the filtered distribution, not of the raw logits
+  int64_t R, V;
+};
+
 struct Kernels {
   const char* name;
   void (*linear)(const Linear&);
@@ -86,7 +125,9 @@ struct Kernels {
   void (*silu_mul)(const SiluMul&);
   void (*rotary_store)(const RotaryStore&);
   void (*attention)(const Attention&);
-  void (*elementary)(int function, const float* x, float* y, int64_t n);  // for tests: 0 exp
+  void (*sample)(const Sample&);
+  void (*noise)(uint64_t seed, int64_t position, uint32_t lane, float* out, int64_t n);  // for tests
+  void (*elementary)(int function, const float* x, float* y, int64_t n);                 // for tests: 0 exp, 1 log
 };
 
 }  // namespace batchgen
