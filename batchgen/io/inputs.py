@@ -1,0 +1,162 @@
+"""The first look at the input: which files, which rows of them, and whether all of it can be read."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from glob import glob, has_magic
+from pathlib import Path
+
+import pyarrow as pa
+
+from batchgen.errors import InputError, nearest
+from batchgen.io.canonical import plain_type, type_json
+from batchgen.io.columns import check_castable, check_type, has_text
+from batchgen.io.reader import InputFile, Inputs, open_parquet, read_blocks, read_keys, stamp
+from batchgen.io.row_keys import NO_REPEATS, find_repeats, hash_keys
+from batchgen.io.schema import output_schema
+from batchgen.io.selection import select_rows
+from batchgen.spec import InputSpec, JobSpec, RowKeySpec
+
+
+def scan_inputs(spec: JobSpec, base_dir: Path) -> Inputs:
+    """What the job reads: files in order with their digests, the rows taken, the passthrough schema.
+
+    Reads every file once for its digest, then the key and passthrough columns of the rows taken. Paths are
+    relative to `base_dir`, the folder of the job file. Holds 8 bytes a row where there is a condition; needs
+    about 24 more a row while it looks for duplicate keys. Raises InputError.
+    """
+    files: list[InputFile] = []
+    schemas: list[pa.Schema] = []
+    for index, entry in enumerate(spec.inputs):
+        for file, schema in _scan_entry(entry, f"inputs[{index}]", spec.row_key, base_dir):
+            files.append(file)
+            schemas.append(schema)
+    inputs = Inputs(tuple(files), spec.row_key, _passthrough_schema(files, schemas), NO_REPEATS)
+    if not inputs.num_rows:
+        raise InputError(
+            "no row is left to generate for", where="inputs", hint="see where, and whether files are empty"
+        )
+    output_schema(inputs.passthrough, logprobs=1, metadata={})  # refuses names and types that the output cannot hold
+    _check_text(inputs)
+    return _with_unique_keys(inputs)
+
+
+def _scan_entry(
+    entry: InputSpec, where: str, row_key: RowKeySpec, base_dir: Path
+) -> Iterator[tuple[InputFile, pa.Schema]]:
+    """Each file of one entry of the spec's inputs, until its limit is reached."""
+    left = entry.limit
+    for path, label in _expand(entry.path, base_dir, where):
+        seen = stamp(path)
+        with open_parquet(path) as parquet:
+            schema, count = parquet.schema_arrow, parquet.metadata.num_rows
+        _check_columns(entry, row_key, schema, path)
+        rows = select_rows(path, schema.names, entry.where, f"{where}.where") if entry.where else None
+        count = min(count if rows is None else len(rows), count if left is None else left)
+        rows = None if rows is None else rows[:count].copy()
+        yield InputFile(path, label, _sha256(path), seen, entry.columns, entry.passthrough, count, rows), schema
+        if left is not None:
+            left -= count
+            if not left:
+                return
+
+
+def _expand(pattern: str, base_dir: Path, where: str) -> list[tuple[Path, str]]:
+    """(path, label) of each file that `pattern` names; the label is the path below the pattern's fixed part."""
+    whole = base_dir / pattern
+    if not has_magic(pattern) or whole.exists():
+        return [(_checked(whole), whole.name)]
+    fixed = next(index for index, part in enumerate(whole.parts) if has_magic(part))
+    root = Path(*whole.parts[:fixed])
+    paths = [Path(found) for found in glob(str(whole), recursive=True)]
+    if not paths:
+        raise InputError(f"no file matches {pattern!r}", where=f"{where}.path", hint=f"looked in {root.resolve()}")
+    labelled = [(_checked(path), path.relative_to(root).as_posix()) for path in paths]
+    return sorted(labelled, key=lambda file: natural_order(file[1]))
+
+
+def natural_order(label: str) -> tuple[list[tuple[int, str]], str]:
+    """A sort key by which part-2 comes before part-10; the label itself decides between 01 and 1."""
+    parts = re.split(r"([0-9]+)", label)
+    return [(int(part), "") if index % 2 else (-1, part) for index, part in enumerate(parts)], label
+
+
+def _checked(path: Path) -> Path:
+    if path.is_dir():
+        raise InputError("is a directory, not a file", where=str(path), hint="name its files: DIRECTORY/*.parquet")
+    if not path.exists():
+        raise InputError("there is no such file", where=str(path))
+    return path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_columns(entry: InputSpec, row_key: RowKeySpec, schema: pa.Schema, path: Path) -> None:
+    roles = entry.columns.model_dump(exclude_none=True)
+    if row_key.column is not None:
+        roles["row_key"] = row_key.column
+    for name in (*roles.values(), *entry.passthrough):
+        if name not in schema.names:
+            raise InputError(f"no column {name!r}", where=str(path), hint=nearest(name, schema.names))
+        if schema.names.count(name) > 1:
+            raise InputError(f"has two columns named {name!r}", where=str(path))
+    for role, name in roles.items():
+        check_type(role, schema.field(name).type, f"{path}: {name}")
+
+
+def _passthrough_schema(files: list[InputFile], schemas: list[pa.Schema]) -> pa.Schema:
+    """The passthrough columns of all files in order of appearance, each of one type that all files agree on."""
+    found: dict[str, tuple[pa.DataType, Path]] = {}
+    for file, schema in zip(files, schemas, strict=True):
+        for name in file.passthrough:
+            where = f"{file.path}: {name}"
+            check_castable(schema.field(name).type, where)
+            type_ = plain_type(schema.field(name).type, where)
+            known, path = found.setdefault(name, (type_, file.path))
+            if pa.types.is_null(known):
+                found[name] = (type_, file.path)
+            elif not pa.types.is_null(type_) and type_json(type_) != type_json(known):
+                raise InputError(f"is {type_} here and {known} in {path}", where=where, hint="cast one of the two")
+    return pa.schema([pa.field(name, type_) for name, (type_, _) in found.items()])
+
+
+def _check_text(inputs: Inputs) -> None:
+    """Refuse passthrough text that is not UTF-8: Arrow would carry it into files that other readers cannot open."""
+    texts = {field.name for field in inputs.passthrough if has_text(field.type)}
+    for block in read_blocks(inputs, 0, inputs.num_rows, lambda _, file: [c for c in file.passthrough if c in texts]):
+        for name in block.batch.schema.names:
+            column = block.batch.column(name)
+            if not _is_valid(column):
+                bad = next(at for at in range(len(column)) if not _is_valid(column.take(pa.array([at]))))
+                where = f"{block.file.path} row {block.numbers[bad]}"
+                raise InputError(f"column {name!r} holds bytes that are not UTF-8", where=where)
+
+
+def _is_valid(array: pa.Array) -> bool:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _with_unique_keys(inputs: Inputs) -> Inputs:
+    hashes = hash_keys(read_keys(inputs), inputs.num_rows)
+    repeats = find_repeats(hashes)
+    if len(repeats.rows) and inputs.row_key.on_duplicate == "suffix":
+        inputs = replace(inputs, repeats=repeats)
+        hashes = hash_keys(read_keys(inputs), inputs.num_rows)
+        repeats = find_repeats(hashes)
+    if len(repeats.rows):
+        row = int(repeats.rows[0])
+        earlier = int((hashes == hashes[row]).all(axis=1).argmax())
+        raise InputError(
+            f"has the row key of {inputs.locate(earlier)}",
+            where=inputs.locate(row),
+            hint=f"{len(repeats.rows)} rows repeat a key; row_key.on_duplicate: suffix tells them apart",
+        )
+    return inputs

@@ -1,0 +1,255 @@
+"""The rows of the input, in order and by the batch: what a scan found, and reading it again."""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import rfc8785
+from numpy.typing import NDArray
+
+from batchgen.errors import InputError, RowError
+from batchgen.io.columns import Undecodable, cells, chat, without_nulls
+from batchgen.io.row_keys import Repeats, content_key
+from batchgen.spec import Columns, RowKeySpec
+
+_BATCH_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One Parquet file of the input and the rows of it that the job takes."""
+
+    path: Path
+    label: str  # the path below the folder that the spec names; the same wherever the data lies
+    sha256: str
+    stamp: tuple[int, int]  # size and mtime_ns when it was scanned
+    columns: Columns
+    passthrough: tuple[str, ...]
+    count: int  # rows taken
+    rows: NDArray[np.int64] | None  # [count] row numbers, ascending; None: the first `count` rows
+
+    def row_numbers(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The row numbers of the `start`th to `stop`th row taken."""
+        return np.arange(start, stop) if self.rows is None else self.rows[start:stop]
+
+    @property
+    def prompt_columns(self) -> dict[str, str]:
+        """prompt, messages, tools or prompt_token_ids -> the name of its column."""
+        return self.columns.model_dump(exclude_none=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All rows of a job in order: file after file as the plan sorts them. Row i is the i-th of these."""
+
+    files: tuple[InputFile, ...]
+    row_key: RowKeySpec
+    passthrough: pa.Schema
+    repeats: Repeats  # rows whose key gets a suffix
+
+    @property
+    def num_rows(self) -> int:
+        return sum(file.count for file in self.files)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) over each file's label, bytes and selected rows: equal digests, equal rows in equal order."""
+        parts = [
+            [
+                file.label,
+                file.sha256,
+                file.count,
+                None if file.rows is None else hashlib.sha256(file.rows.tobytes()).hexdigest(),
+            ]
+            for file in self.files
+        ]
+        return hashlib.sha256(rfc8785.dumps(parts)).hexdigest()
+
+    def locate(self, row: int) -> str:
+        """Where row `row` is, for an error message: PATH row NUMBER."""
+        starts = np.cumsum([0, *(file.count for file in self.files)])
+        index = bisect_right(starts, row) - 1
+        [number] = self.files[index].row_numbers(row - int(starts[index]), row - int(starts[index]) + 1)
+        return f"{self.files[index].path} row {number}"
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One row as read. All four prompt fields are None when the cell is null; `error` is set when it cannot be read."""
+
+    row_key: str
+    where: str  # "prompts.parquet row 17", counted from 0
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    tools: list[Any] | None = None
+    prompt_token_ids: list[Any] | None = None
+    error: RowError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some rows of one file that follow each other in the input."""
+
+    file: InputFile
+    first: int  # of its rows, in the whole input
+    numbers: NDArray[np.int64]  # [rows] in the file
+    batch: pa.RecordBatch
+
+
+def read_rows(inputs: Inputs, start: int, stop: int) -> Iterator[InputRow]:
+    """Rows `start` to `stop` in order, a record batch at a time.
+
+    Raises InputError for a file that has changed since the scan, or is torn inside.
+    """
+    for block in read_blocks(inputs, start, stop, _row_columns):
+        contents = _contents(block)
+        for key, number, content in zip(_keys(inputs, block, contents), block.numbers, contents, strict=True):
+            where = f"{block.file.label} row {number}"
+            bad = [role for role, value in content.items() if isinstance(value, Undecodable)]
+            if bad:
+                yield InputRow(
+                    key, where, error=RowError("prompt_encoding", f"{bad[0]} holds bytes that are not UTF-8")
+                )
+            else:
+                yield InputRow(key, where, **content)
+
+
+def read_keys(inputs: Inputs) -> Iterator[list[str]]:
+    """The row keys of all rows in order, in blocks. Raises InputError for one that is null or not UTF-8."""
+    for block in read_blocks(inputs, 0, inputs.num_rows, _key_columns):
+        yield _keys(inputs, block, _contents(block) if inputs.row_key.derive == "content_hash" else [])
+
+
+def read_passthrough(inputs: Inputs, start: int, stop: int) -> pa.Table:
+    """The passthrough columns of rows `start` to `stop` in order; null where an input does not name the column."""
+    return pa.Table.from_batches(passthrough_batches(inputs, start, stop), inputs.passthrough)
+
+
+def passthrough_batches(inputs: Inputs, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+    """The same, in pieces: reading on costs less than starting again in the middle of a row group."""
+    for block in read_blocks(inputs, start, stop, lambda _, file: list(file.passthrough)):
+        columns = [
+            block.batch.column(field.name).cast(field.type)
+            if field.name in block.file.passthrough
+            else pa.nulls(len(block.numbers), field.type)
+            for field in inputs.passthrough
+        ]
+        yield pa.record_batch(columns, schema=inputs.passthrough)
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """`path` opened to be streamed. Raises InputError for a file that is torn or not Parquet."""
+    try:
+        return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+    except PermissionError:
+        raise InputError("cannot be read: permission denied", where=str(path)) from None
+    except (pa.ArrowException, OSError) as error:
+        with path.open("rb") as file:
+            torn = file.read(4) == b"PAR1"
+        fault = "is a truncated or damaged Parquet file" if torn else "is not a Parquet file"
+        raise InputError(fault, where=str(path), hint=str(error).partition("\n")[0]) from None
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Size and modification time: when they differ, a file is no longer the one that was scanned."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def read_blocks(
+    inputs: Inputs, start: int, stop: int, columns: Callable[[Inputs, InputFile], list[str]]
+) -> Iterator[Block]:
+    """Rows `start` to `stop` in order, of each file the `columns` that are asked for."""
+    first = 0
+    for file in inputs.files:
+        low, high = max(start - first, 0), min(stop - first, file.count)
+        if low < high:
+            names = list(dict.fromkeys(columns(inputs, file)))
+            at = first + low
+            for numbers, batch in _read_file(file, names, file.row_numbers(low, high)):
+                yield Block(file, at, numbers, batch)
+                at += len(numbers)
+        first += file.count
+
+
+def _read_file(
+    file: InputFile, names: list[str], numbers: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    """The rows `numbers` (ascending) of `file`, in pieces."""
+    if not names:  # Arrow does not count the rows of no columns
+        for at in range(0, len(numbers), _BATCH_ROWS):
+            yield numbers[at : at + _BATCH_ROWS], pa.record_batch({})
+        return
+    try:
+        if stamp(file.path) != file.stamp:
+            raise InputError("has changed since the job read it first", where=str(file.path))
+        with open_parquet(file.path) as parquet:
+            base = 0
+            for group in range(parquet.num_row_groups):
+                num_rows = parquet.metadata.row_group(group).num_rows
+                low, high = np.searchsorted(numbers, [base, base + num_rows])
+                if low < high:
+                    yield from _read_group(parquet, group, names, numbers[low:high], base)
+                base += num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"cannot be read: {str(error).splitlines()[0]}", where=str(file.path)) from None
+
+
+def _read_group(
+    parquet: pq.ParquetFile, group: int, names: list[str], numbers: NDArray[np.int64], base: int
+) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    """The rows `numbers` of a row group whose first row has the number `base`."""
+    for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=names):
+        low, high = np.searchsorted(numbers, [base, base + len(batch)])
+        if low < high:
+            whole = high - low == len(batch)
+            yield numbers[low:high], batch if whole else batch.take(pa.array(numbers[low:high] - base))
+        base += len(batch)
+        if high == len(numbers):
+            return
+
+
+def _key_columns(inputs: Inputs, file: InputFile) -> list[str]:
+    if inputs.row_key.derive == "content_hash":
+        return list(file.prompt_columns.values())
+    return [inputs.row_key.column] if inputs.row_key.column else []
+
+
+def _row_columns(inputs: Inputs, file: InputFile) -> list[str]:
+    return [*_key_columns(inputs, file), *file.prompt_columns.values()]
+
+
+def _contents(block: Block) -> list[dict[str, Any]]:
+    """role -> value of each row of `block`."""
+    columns = {role: cells(block.batch.column(name)) for role, name in block.file.prompt_columns.items()}
+    for role, clean in (("messages", chat), ("tools", without_nulls)):
+        if role in columns:
+            columns[role] = [clean(value) if isinstance(value, list) else value for value in columns[role]]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _keys(inputs: Inputs, block: Block, contents: list[dict[str, Any]]) -> list[str]:
+    """The row keys of `block`; `contents` is looked at when they are hashes of it."""
+    if inputs.row_key.derive == "content_hash":
+        keys = [content_key(content) for content in contents]
+    elif inputs.row_key.derive == "file_and_row":
+        keys = [f"{block.file.label}:{number}" for number in block.numbers]
+    else:
+        keys = _named_keys(block, inputs.row_key.column or "")
+    return inputs.repeats.suffix(block.first, keys)
+
+
+def _named_keys(block: Block, column: str) -> list[str]:
+    keys = cells(block.batch.column(column))
+    for number, key in zip(block.numbers, keys, strict=True):
+        if key is None or isinstance(key, Undecodable):
+            fault = "is null" if key is None else "holds bytes that are not UTF-8"
+            where = f"{block.file.path} row {number}"
+            raise InputError(f"the row key {fault}", where=where, hint=f"see column {column!r}")
+    return [str(key) for key in keys]

@@ -1,0 +1,91 @@
+"""A `where` condition -> the numbers of the rows of a Parquet file that it selects, the same ones every time."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from batchgen.errors import InputError, nearest
+
+# Not marked as such by DuckDB, for only some of their forms ask the clock.
+_CLOCKS = {"age", "ago"}
+
+
+def select_rows(path: Path, columns: list[str], condition: str, where: str) -> NDArray[np.int64]:
+    """Numbers of the rows of `path` for which `condition` is true, ascending; `columns` are all columns of the file.
+
+    Raises InputError at `where` for a condition that is no SQL, names an unknown column, holds a subquery,
+    or depends on more than the row: chance, the clock, settings.
+    """
+    try:
+        with _connect(path) as connection:
+            _check(connection, condition, columns, where)
+            query = f"SELECT file_row_number FROM read_parquet(?, file_row_number = true) WHERE (\n{condition}\n)"
+            rows = connection.execute(query, [str(path)]).fetchnumpy()["file_row_number"]
+    except duckdb.Error as error:
+        raise InputError(_first_line(error), where=where, hint=f"the condition is {condition!r}") from None
+    return np.sort(np.asarray(rows, np.int64))  # DuckDB owes nobody an order
+
+
+def _connect(path: Path) -> duckdb.DuckDBPyConnection:
+    """A connection that can read `path` and nothing else."""
+    connection = duckdb.connect(":memory:")
+    quoted = str(path).replace("'", "''")
+    connection.execute(f"""
+        SET allowed_paths = ['{quoted}'];
+        SET python_enable_replacements = false;
+        SET temp_directory = '';
+        SET TimeZone = 'UTC';
+        SET enable_external_access = false;
+        SET lock_configuration = true;
+    """)
+    return connection
+
+
+def _check(connection: duckdb.DuckDBPyConnection, condition: str, columns: list[str], where: str) -> None:
+    # Parsed without parentheses here and with them in the query: it must be one balanced expression to pass both.
+    [(text,)] = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 FROM t WHERE {condition}"]).fetchall()
+    tree = json.loads(text)
+    if tree["error"]:
+        raise InputError(f"no SQL condition: {tree['error_message']}", where=where, hint=f"it is {condition!r}")
+    impure = _impure_functions(connection)
+    known = {name.lower() for name in columns}
+    for node in _nodes(tree["statements"][0]["node"]["where_clause"]):
+        match node.get("class"):
+            case "LAMBDA":
+                known |= {name.lower() for child in _nodes(node["lhs"]) for name in child.get("column_names", [])}
+            case "COLUMN_REF" if node["column_names"][0].lower() not in known:
+                name = node["column_names"][0]
+                raise InputError(f"no column {name!r} in the input", where=where, hint=nearest(name, columns))
+            case "FUNCTION" if node["function_name"].lower() in impure:
+                message = f"{node['function_name']}() depends on more than the row"
+                raise InputError(message, where=where, hint="a condition must select the same rows every time")
+            case "SUBQUERY":
+                raise InputError("a condition cannot hold a subquery", where=where)
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping in a parsed query, parents first."""
+    if isinstance(tree, dict):
+        yield tree
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for child in tree:
+            yield from _nodes(child)
+
+
+def _impure_functions(connection: duckdb.DuckDBPyConnection) -> set[str]:
+    """Functions of which no form is a function of its arguments alone."""
+    rows = connection.execute("""
+        SELECT function_name FROM duckdb_functions() WHERE function_type = 'scalar'
+        GROUP BY function_name HAVING NOT bool_or(stability = 'CONSISTENT')
+    """).fetchall()
+    return {name.lower() for (name,) in rows} | _CLOCKS
+
+
+def _first_line(error: duckdb.Error) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,72 @@
+"""JobSpec + Inputs -> Shards: which rows go into which file. Pure, and blind to how and where the job runs."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import rfc8785
+
+from batchgen.io.reader import Inputs
+from batchgen.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Rows `start` to `stop` of the input, whose samples are one file of the output."""
+
+    index: int
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def file_name(self) -> str:
+        """Of the index alone, so that a second attempt replaces the first."""
+        return f"part-{self.index:05d}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The shards of a job, `rows_per_shard` rows each and the last one what is left."""
+
+    job_fingerprint: str
+    inputs_digest: str
+    num_rows: int
+    n: int  # samples a row
+    rows_per_shard: int
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_rows * self.n
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_rows // self.rows_per_shard)
+
+    @property
+    def shards(self) -> Iterator[Shard]:
+        """In input order, made as they are asked for."""
+        return (self.shard(index) for index in range(self.num_shards))
+
+    def shard(self, index: int) -> Shard:
+        """Raises IndexError outside 0 .. num_shards-1."""
+        if not 0 <= index < self.num_shards:
+            raise IndexError(f"shard {index} of {self.num_shards}")
+        start = index * self.rows_per_shard
+        return Shard(index, start, min(start + self.rows_per_shard, self.num_rows))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the job, its input and the cut into shards: equal digests, equal files row for row."""
+        parts = [self.job_fingerprint, self.inputs_digest, self.num_rows, self.n, self.rows_per_shard]
+        return hashlib.sha256(rfc8785.dumps(parts)).hexdigest()
+
+
+def make_plan(spec: JobSpec, inputs: Inputs, rows_per_shard: int) -> Plan:
+    """The plan of a job. `rows_per_shard` moves rows between files and changes none of them."""
+    if rows_per_shard < 1:
+        raise ValueError(f"rows_per_shard must be at least 1, got {rows_per_shard}")
+    return Plan(spec.fingerprint(), inputs.digest, inputs.num_rows, spec.sampling.n, rows_per_shard)

@@ -1,0 +1,136 @@
+"""Reads every prompt of a job once and says what the job would meet, before any weights are loaded."""
+
+import dataclasses
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from batchgen.errors import RowError
+from batchgen.io.reader import InputRow, Inputs, read_rows
+from batchgen.spec import JobSpec
+
+# Of one sample in memory: keys, hashes, seeds and the text of a token at about four bytes.
+_BYTES_A_SAMPLE, _BYTES_A_TOKEN, _BYTES_A_LOGPROB = 256, 4 + 4, 4 + 4
+
+
+class Prompts(Protocol):
+    """What preflight asks of a PromptBuilder."""
+
+    def build(self, row: InputRow) -> list[int]: ...
+    def control_tokens(self, row: InputRow) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Lengths of the prompts that can be answered, in tokens; all 0 when there are none."""
+
+    total: int
+    minimum: int
+    median: int  # the lower one of an even number
+    maximum: int
+    histogram: tuple[tuple[int, int], ...]  # (up to this length, prompts): 1, 2, 4, ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """How many rows fail with one code, and the first of them."""
+
+    code: str
+    count: int
+    first: str  # "prompts.parquet row 17"
+    message: str  # of the first
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What a job would meet."""
+
+    num_files: int
+    num_rows: int
+    num_samples: int
+    prompt_tokens: TokenCounts
+    faults: tuple[RowFault, ...]  # rows that become error rows, by code
+    control_token_rows: int  # whose data holds text that looks like a control token
+    first_control_token: str | None  # where, and which
+    duplicate_prompts: int  # rows with the prompt ids of an earlier row
+    max_output_tokens: int  # if every sample runs to max_tokens
+    max_output_bytes: int  # about, before compression and without passthrough columns
+
+    @property
+    def num_error_rows(self) -> int:
+        return sum(fault.count for fault in self.faults)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return dataclasses.asdict(self) | {"num_error_rows": self.num_error_rows}
+
+
+def preflight(spec: JobSpec, inputs: Inputs, prompts: Prompts) -> Preflight:
+    """Build each prompt of `inputs` with `prompts`, row by row; holds 8 bytes a row. Raises InputError."""
+    lengths: Counter[int] = Counter()
+    faults: dict[str, RowFault] = {}
+    hashes = array("Q")
+    control_token_rows, first_control_token = 0, None
+    for row in read_rows(inputs, 0, inputs.num_rows):
+        if literals := _control_tokens(prompts, row):
+            control_token_rows += 1
+            first_control_token = first_control_token or f"{row.where}: {literals[0]}"
+        try:
+            ids = prompts.build(row)
+        except RowError as error:
+            seen = faults.get(error.code, RowFault(error.code, 0, row.where, error.message))
+            faults[error.code] = dataclasses.replace(seen, count=seen.count + 1)
+        else:
+            lengths[len(ids)] += 1
+            hashes.append(xxhash.xxh3_64_intdigest(np.asarray(ids, np.int32).tobytes()))
+    counts = _summarise(lengths)
+    answered = len(hashes)
+    return Preflight(
+        num_files=len(inputs.files),
+        num_rows=inputs.num_rows,
+        num_samples=inputs.num_rows * spec.sampling.n,
+        prompt_tokens=counts,
+        faults=tuple(fault for _, fault in sorted(faults.items())),
+        control_token_rows=control_token_rows,
+        first_control_token=first_control_token,
+        duplicate_prompts=answered - len(np.unique(np.frombuffer(hashes, np.uint64))),
+        max_output_tokens=answered * spec.sampling.n * spec.sampling.max_tokens,
+        max_output_bytes=_output_bytes(spec, inputs.num_rows, answered, counts.total),
+    )
+
+
+def _control_tokens(prompts: Prompts, row: InputRow) -> list[str]:
+    if row.prompt is None and row.messages is None:
+        return []
+    try:
+        return prompts.control_tokens(row)
+    except RowError:  # not well formed: build() says so
+        return []
+
+
+def _summarise(lengths: Counter[int]) -> TokenCounts:
+    if not lengths:
+        return TokenCounts(0, 0, 0, 0, ())
+    ascending = sorted(lengths)
+    middle, below, median = (lengths.total() + 1) // 2, 0, 0
+    for median in ascending:
+        below += lengths[median]
+        if below >= middle:
+            break
+    buckets: Counter[int] = Counter()
+    for length, count in lengths.items():
+        buckets[1 << (length - 1).bit_length()] += count
+    total = sum(length * count for length, count in lengths.items())
+    return TokenCounts(total, ascending[0], median, ascending[-1], tuple(sorted(buckets.items())))
+
+
+def _output_bytes(spec: JobSpec, num_rows: int, answered: int, prompt_tokens: int) -> int:
+    per_token = _BYTES_A_TOKEN
+    if spec.sampling.logprobs is not None:
+        per_token += 4 + _BYTES_A_LOGPROB * spec.sampling.logprobs
+    a_sample_each = num_rows * _BYTES_A_SAMPLE + prompt_tokens * 4 + answered * spec.sampling.max_tokens * per_token
+    return spec.sampling.n * a_sample_each

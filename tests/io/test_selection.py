@@ -1,0 +1,95 @@
+"""`where`: the same rows every time, from the row alone, and clear words for what is no condition."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support.jobs import text_of_bytes, write_parquet
+
+from batchgen.errors import InputError
+from batchgen.io.selection import select_rows
+
+COLUMNS = ["id", "name", "tags", "meta", "made"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_parquet(tmp_path / "secret.parquet", x=[1])
+    return write_parquet(
+        tmp_path / "it's in.parquet",
+        id=[1, 2, 3, None],
+        name=["ann", "bob", None, "dee"],
+        tags=[["a"], ["b", "a"], [], None],
+        meta=[{"level": 1}, {"level": 2}, None, {"level": None}],
+        made=pa.array([0, 1, 2, 3], pa.timestamp("us", "UTC")),
+    )
+
+
+def select(path: Path, condition: str) -> list[int]:
+    return select_rows(path, COLUMNS, condition, "inputs[0].where").tolist()
+
+
+@pytest.mark.parametrize(
+    ("condition", "rows"),
+    [
+        ("id > 1", [1, 2]),
+        ("ID > 1 OR name = 'dee'", [1, 2, 3]),
+        ("name LIKE 'a%' -- a comment", [0]),
+        ("list_contains(tags, 'a')", [0, 1]),
+        ("len(list_filter(tags, lambda x: x = 'b')) = 1", [1]),
+        ("meta.level = 2", [1]),
+        ("made >= TIMESTAMPTZ '1970-01-01 00:00:00.000002+00'", [2, 3]),
+        ("id IN (1, 3)", [0, 2]),
+        ("true", [0, 1, 2, 3]),
+        ("false", []),
+    ],
+)
+def test_conditions(path: Path, condition: str, rows: list[int]) -> None:
+    assert select(path, condition) == rows
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("id >", "no SQL condition: syntax error"),
+        ("id > 1; DROP TABLE t", "no SQL condition"),
+        ("id > 1) OR (true", "no SQL condition"),
+        ("true ORDER BY id", "syntax error"),
+        ("true LIMIT 1", "syntax error"),
+        ("nmae = 'ann'", "no column 'nmae' in the input"),
+        ("name", "Could not convert string"),
+        ("count(*) > 1", "aggregates"),
+        ("no_such(id)", "no_such"),
+        ("random() < 0.5", "random() depends on more than the row"),
+        ("uuid() IS NOT NULL", "uuid() depends on more than the row"),
+        ("now() > made", "now() depends on more than the row"),
+        ("age(made) > INTERVAL 1 DAY", "age() depends on more than the row"),
+        ("current_date > DATE '2020-01-01'", "current_date"),
+        ("current_timestamp > made", "current_timestamp"),
+        ("current_setting('TimeZone') = 'UTC'", "current_setting() depends on more than the row"),
+        ("EXISTS (SELECT * FROM 'secret.parquet')", "cannot hold a subquery"),
+        ("id IN (SELECT size FROM read_text('/etc/hostname'))", "cannot hold a subquery"),
+    ],
+)
+def test_what_is_no_condition(path: Path, condition: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        select(path, condition)
+    assert str(caught.value).startswith("inputs[0].where: ")
+    assert message in str(caught.value)
+
+
+def test_an_unknown_column_gets_the_nearest_name(path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'name'"):
+        select(path, "nmae = 'ann'")
+
+
+def test_text_that_is_not_utf8_is_an_error_only_where_the_condition_reads_it(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "in.parquet", id=[1, 2], name=text_of_bytes([b"a", b"\xff"]))
+    assert select(path, "id > 1") == [1]
+    with pytest.raises(InputError, match=r"inputs\[0\].where"):
+        select(path, "name <> 'b'")
+
+
+def test_a_relative_path(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    assert select(Path(path.name), "id = 1") == [0]
