@@ -1,7 +1,7 @@
 """Reading rows: any slice in order, every Arrow form of a column, and bad cells that cost their own row only."""
 
 import os
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,14 @@ def rows_of(base_dir: Path, **columns: str) -> list[InputRow]:
 
 
 @pytest.fixture(scope="module")
-def numbered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inputs]:
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     """3,000 and 1,700 rows in row groups of 700, longer than a batch; every third is left out."""
     folder = tmp_path_factory.mktemp("numbered")
     for part, (start, stop) in enumerate([(0, 3000), (3000, 4700)]):
         ids = list(range(start, stop))
         prompts = [f"prompt {i}" for i in ids]
         write_parquet(folder / f"part-{part}.parquet", row_group_size=700, id=ids, prompt=prompts, x=ids)
-    yield scan(folder, path="part-*.parquet", where="id % 3 <> 0", passthrough=["x"])
+    return scan(folder, path="part-*.parquet", where="id % 3 <> 0", passthrough=["x"])
 
 
 EXPECTED = [i for i in range(4700) if i % 3]
@@ -52,7 +52,7 @@ def test_any_slice_in_order(numbered: Inputs, start: int, stop: int) -> None:
 
 def test_slices_join_to_the_whole(numbered: Inputs) -> None:
     cuts = [0, 7, 500, 1999, 2002, len(EXPECTED)]
-    pieces = [row for a, b in zip(cuts, cuts[1:], strict=False) for row in read_rows(numbered, a, b)]
+    pieces = [row for a, b in pairwise(cuts) for row in read_rows(numbered, a, b)]
     assert pieces == list(read_rows(numbered, 0, len(EXPECTED)))
 
 

@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def select(path: Path, condition: str) -> list[int]:
-    return select_rows(path, COLUMNS, condition, "inputs[0].where").tolist()
+    return [int(row) for row in select_rows(path, COLUMNS, condition, "inputs[0].where")]
 
 
 @pytest.mark.parametrize(

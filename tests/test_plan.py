@@ -1,0 +1,70 @@
+"""Plans: every row in one shard, whatever the size of a shard; names of the index alone."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.jobs import job_spec, write_parquet
+
+from batchgen.io.inputs import scan_inputs
+from batchgen.io.reader import read_rows
+from batchgen.plan import Plan, Shard, make_plan
+
+
+def plan_of(num_rows: int, rows_per_shard: int) -> Plan:
+    return Plan("job", "inputs", num_rows, 2, rows_per_shard)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 9, 10, 11, 100])
+@pytest.mark.parametrize("rows_per_shard", [1, 2, 3, 10, 1000])
+def test_shards_cover_every_row_once_in_order(num_rows: int, rows_per_shard: int) -> None:
+    plan = plan_of(num_rows, rows_per_shard)
+    shards = list(plan.shards)
+    assert len(shards) == plan.num_shards
+    assert [row for shard in shards for row in range(shard.start, shard.stop)] == list(range(num_rows))
+    assert all(shard.num_rows == rows_per_shard for shard in shards[:-1])
+    assert [shard.index for shard in shards] == list(range(len(shards)))
+    assert shards == [plan.shard(index) for index in range(len(shards))]
+
+
+def test_names_come_from_the_index_alone() -> None:
+    assert [Shard(index, 5, 9).file_name for index in (0, 12, 123456)] == [
+        "part-00000.parquet",
+        "part-00012.parquet",
+        "part-123456.parquet",
+    ]
+
+
+def test_a_plan_of_many_rows_costs_nothing() -> None:
+    plan = plan_of(10**12, 1)
+    assert next(plan.shards) == Shard(0, 0, 1)
+    assert plan.shard(10**12 - 1).stop == 10**12
+    assert plan.num_samples == 2 * 10**12
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_shards_that_are_not_there(index: int) -> None:
+    with pytest.raises(IndexError):
+        plan_of(10, 2).shard(index)
+
+
+def test_every_field_moves_the_digest() -> None:
+    plan = plan_of(10, 2)
+    others: dict[str, Any] = {"job_fingerprint": "x", "inputs_digest": "x", "num_rows": 11, "n": 3, "rows_per_shard": 3}
+    assert set(others) == {field.name for field in dataclasses.fields(Plan)}
+    plans = [plan, *(dataclasses.replace(plan, **{name: value}) for name, value in others.items())]
+    assert len({other.digest for other in plans}) == len(plans)
+
+
+def test_make_plan(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "in.parquet", id=list(range(7)), prompt=["p"] * 7)
+    spec = job_spec(sampling={"n": 3})
+    inputs = scan_inputs(spec, tmp_path)
+    plan = make_plan(spec, inputs, 3)
+    assert (plan.num_rows, plan.num_samples, plan.num_shards) == (7, 21, 3)
+    assert plan == make_plan(spec, scan_inputs(spec, tmp_path), 3)
+    rows = [row.row_key for shard in plan.shards for row in read_rows(inputs, shard.start, shard.stop)]
+    assert rows == [str(i) for i in range(7)]
+    with pytest.raises(ValueError, match="at least 1"):
+        make_plan(spec, inputs, 0)
