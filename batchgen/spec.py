@@ -5,6 +5,7 @@ How a job is run (threads, batch sizes, places) is in executor/run_config.py and
 
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -198,6 +199,11 @@ class JobSpec(_Section):
     def resolved(self) -> dict[str, Any]:
         """JSON values of every field, defaults filled in; `seed` as decimal text, for JSON numbers stop at 2^53."""
         return self.model_dump(mode="json") | {"seed": str(self.seed)}
+
+    @classmethod
+    def from_resolved(cls, values: Mapping[str, Any]) -> Self:
+        """The spec whose `resolved()` is `values`, as a manifest keeps it."""
+        return cls.model_validate_json(json.dumps({**values, "seed": int(values["seed"])}))
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the RFC 8785 form of `resolved()`."""

@@ -297,6 +297,13 @@ def test_neighbouring_seeds_above_2_53_have_their_own_fingerprints() -> None:
     assert changed("seed", 2**63).fingerprint() != changed("seed", 2**63 + 1).fingerprint()
 
 
+def test_a_resolved_spec_reads_back() -> None:
+    for spec in (parse(FULL), changed("seed", 2**64 - 1)):
+        again = JobSpec.from_resolved(json.loads(json.dumps(spec.resolved())))
+        assert again == spec
+        assert again.fingerprint() == spec.fingerprint()
+
+
 def test_the_fingerprint_is_pinned() -> None:
     assert parse(FULL).fingerprint() == "afa20d70af7e96f2dac76634d4ae2e89b5e3c18dffa471f317e1aefa65cf2517"
 
