@@ -73,7 +73,7 @@ def plain_type(type_: pa.DataType, column: str = "") -> pa.DataType:
 
 
 def type_json(type_: pa.DataType) -> Type:
-    """The logical type as JSON: "int32", ["list", "string"], ["struct", [["a", "int8"]]], ["timestamp", "us", "utc"]."""
+    """The logical type as JSON: "int8", ["list", "string"], ["struct", [["a", "int8"]]], ["timestamp", "us", "utc"]."""
     type_ = plain_type(type_)
     if type_ in _NAMES:
         return _NAMES[type_]

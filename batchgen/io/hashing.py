@@ -6,6 +6,7 @@ They look at values alone, so compression, row groups, file sizes and Arrow's ch
 import dataclasses
 import hashlib
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pyarrow as pa
 import rfc8785
@@ -28,8 +29,8 @@ def leaves(table: pa.Table) -> list[bytes]:
     found: list[bytes] = []
     for batch in batches(table):
         data, offsets = encode_rows(batch, tag)
-        view, ends = memoryview(data), offsets.tolist()
-        found += [xxhash.xxh3_128_digest(view[start:stop]) for start, stop in zip(ends[:-1], ends[1:], strict=True)]
+        view = memoryview(data)
+        found += [xxhash.xxh3_128_digest(view[start:stop]) for start, stop in pairwise(offsets.tolist())]
     return found
 
 

@@ -1,7 +1,8 @@
 """manifest.json: what a run is, which of its shards are done, and its root."""
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import rfc8785
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
 from batchgen.errors import RunError
@@ -109,6 +111,20 @@ class Manifest:
         ordered = tuple(sorted(shards, key=lambda shard: shard.index))
         return replace(self, shards=ordered, counts=sum((shard.tally for shard in ordered), Tally()))
 
+    def contradictions(self) -> Iterator[str]:
+        """Where the manifest does not agree with itself."""
+        if hashlib.sha256(rfc8785.dumps(dict(self.spec))).hexdigest() != self.fingerprint.get("job_fingerprint"):
+            yield "job_fingerprint is not that of its spec"
+        if self.with_shards(self.shards).counts != self.counts:
+            yield "its counts are not the sum of those of its shards"
+        seen = set()
+        for shard in self.shards:
+            start = shard.index * self.plan.rows_per_shard
+            stop = min(start + self.plan.rows_per_shard, self.plan.rows)
+            if (shard.start, shard.stop) != (start, stop) or start >= stop or shard.index in seen:
+                yield f"shard {shard.index} is not one of the plan's"
+            seen.add(shard.index)
+
     def to_json(self) -> str:
         """The last key is `shards`, one a line."""
         head = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "shards"}
@@ -151,7 +167,7 @@ def read_manifest(folder: Path) -> Manifest:
 def manifest_schema() -> dict[str, Any]:
     """The JSON Schema of manifest.json."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "batchgen manifest"}
-    return head | _adapter().json_schema()
+    return _adapter().json_schema() | head
 
 
 _DAMAGED = "it is only ever replaced as a whole, so something else has changed it"

@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -72,6 +72,12 @@ class RunFolder:
             raise
         return folder
 
+    @property
+    def started(self) -> Manifest:
+        """The manifest, after `start`."""
+        assert self.manifest is not None
+        return self.manifest
+
     def start(self, manifest: Manifest, job_yaml: bytes) -> None:
         """Make the folder a run of which nothing is done yet."""
         with writing(self.path):
@@ -84,7 +90,7 @@ class RunFolder:
 
         They are renamed to a hidden name, never deleted: an edited file may be someone's work.
         """
-        manifest = self._started()
+        manifest = self.started
         if len(trusted) < len(manifest.shards):
             self._write(manifest.with_shards(shard for shard in manifest.shards if shard.index in trusted))
         named = {Path(part_name(index)).name for index in trusted}
@@ -98,7 +104,7 @@ class RunFolder:
 
     def commit(self, rows: range, table: pa.Table) -> None:
         """Add the shard that holds all samples of the input rows `rows`. On return it is durable."""
-        manifest = self._started()
+        manifest = self.started
         index = rows.start // manifest.plan.rows_per_shard
         keys = row_keys_json(table["row_key"].to_pylist()[:: manifest.plan.n])
         write_shard(self.path / part_name(index), table, keys)
@@ -113,11 +119,11 @@ class RunFolder:
         self._write(manifest.with_shards([*manifest.shards, shard]))
 
     def finish(self, root: str) -> None:
-        self._write(replace(self._started(), root=root))
+        self._write(replace(self.started, root=root))
 
-    def record(self, run_config: dict[str, Any]) -> None:
+    def record(self, run_config: Mapping[str, Any]) -> None:
         """How the rows from here on are made; written with the next commit."""
-        self.manifest = replace(self._started(), run_config=run_config)
+        self.manifest = replace(self.started, run_config=run_config)
 
     def close(self) -> None:
         os.close(self._lock)
@@ -127,10 +133,6 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def _started(self) -> Manifest:
-        assert self.manifest is not None
-        return self.manifest
 
     def _write(self, manifest: Manifest) -> None:
         write_manifest(self.path, manifest)

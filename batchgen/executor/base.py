@@ -1,0 +1,168 @@
+"""How rows are made, whoever makes them. Start reading at `run_shards`."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from time import perf_counter
+from typing import Protocol
+
+import pyarrow as pa
+
+from batchgen.errors import RowError
+from batchgen.executor.open_shards import OpenShards
+from batchgen.io.hashing import params_hash
+from batchgen.io.reader import InputRow, Inputs, passthrough_batches, read_rows
+from batchgen.io.schema import Row
+from batchgen.plan import Shard
+from batchgen.records import Completion, Request, SamplingParams
+from batchgen.seeds import sample_seed
+from batchgen.spec import JobSpec
+
+
+class Engine(Protocol):
+    """Where completions come from: one for each request, in any order, each a function of its request alone."""
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]:
+        """What else the bytes depend on: weights_digest, tokenizer_digest, numerics, kernel_set, ..."""
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Reads requests as it has room for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A JobSpec and all that it names, at hand."""
+
+    spec: JobSpec
+    job_yaml: bytes  # as given
+    inputs: Inputs
+    params: SamplingParams  # of every row
+    build_prompt: Callable[[InputRow], Sequence[int]]  # token ids; raises RowError
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)  # of further files that bits depend on
+
+    def fingerprint(self, engine: Engine) -> dict[str, str]:
+        """All that the rows are a function of; two runs that differ in any of these are not the same run."""
+        return {
+            "job_fingerprint": self.spec.fingerprint(),
+            "inputs_digest": self.inputs.digest,
+            "params_hash": params_hash(self.params),
+            **self.digests,
+            **engine.fingerprint,
+        }
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a job is. Tokens and seconds are those of this process; samples are those of the run."""
+
+    samples: int
+    done: int  # committed earlier, or finished
+    resumed: int  # of `done`: committed before this process began
+    errors: int = 0  # of this process
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    started: float = field(default_factory=perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        return perf_counter() - self.started
+
+    def count(self, row: Row) -> None:
+        self.done += 1
+        self.errors += row.completion.finish_reason == "error"
+        self.prompt_tokens += len(row.prompt_token_ids or ())
+        self.output_tokens += len(row.completion.token_ids)
+
+
+def run_shards(
+    job: Job,
+    shards: Sequence[Shard],
+    engine: Engine,
+    window: int,
+    commit: Callable[[Shard, list[Row], pa.Table], None],
+    on_row: Callable[[Row], None],
+) -> None:
+    """Make all samples of `shards`, which ascend; `commit` each of them as soon as it is full.
+
+    Requests flow into the engine across shard boundaries, so it never waits for a shard to end. At most `window`
+    samples and one shard are held: when a very long row keeps its shard open while others pile up behind it, the
+    engine is left to run dry before it gets more.
+    """
+    held = OpenShards(job.params, on_row)
+    rows = _requests_of_rows(job, shards, held)
+    left = sum(shard.num_rows for shard in shards)
+    while left:
+        for completion in engine.generate(_until_full(rows, held, window)):
+            held.answer(completion)
+            left -= _commit_full(held, commit)
+        held.check_answered()
+        left -= _commit_full(held, commit)
+
+
+def _commit_full(held: OpenShards, commit: Callable[[Shard, list[Row], pa.Table], None]) -> int:
+    """The number of input rows that are done with this."""
+    done = 0
+    for shard, samples, passthrough in held.take_full():
+        commit(shard, samples, passthrough)
+        done += shard.num_rows
+    return done
+
+
+def _until_full(rows: Iterator[list[Request]], held: OpenShards, window: int) -> Iterator[Request]:
+    while held.num_samples < window:
+        requests = next(rows, None)
+        if requests is None:
+            return
+        yield from requests
+
+
+def _requests_of_rows(job: Job, shards: Sequence[Shard], held: OpenShards) -> Iterator[list[Request]]:
+    """The requests of each input row; none for a row whose prompt fails, whose samples are done at once."""
+    for stretch in _stretches(shards):
+        start, stop = stretch[0].start, stretch[-1].stop
+        rows = read_rows(job.inputs, start, stop)
+        carried = _cut(passthrough_batches(job.inputs, start, stop), job.inputs.passthrough, stretch)
+        for shard, passthrough in zip(stretch, carried, strict=True):
+            held.open(shard, passthrough)
+            for offset, row in enumerate(islice(rows, shard.num_rows)):
+                yield _ask(job, row, held, shard.index, offset * job.params.n)
+
+
+def _ask(job: Job, row: InputRow, held: OpenShards, shard: int, position: int) -> list[Request]:
+    key, samples = row.row_key, range(job.params.n)
+    seeds = [sample_seed(job.spec.seed, key, index) for index in samples]
+    try:
+        if row.error:
+            raise row.error
+        ids = tuple(job.build_prompt(row))
+    except RowError as error:
+        for index in samples:
+            failed = Completion(key, index, (), "", "error", error_code=error.code, error_message=str(error))
+            held.place(shard, position + index, Row(seeds[index], None, failed))
+        return []
+    asked = [Request(key, index, seeds[index], ids, job.params, job.bad_words_token_ids) for index in samples]
+    return [held.ask(shard, position + request.sample_index, request) for request in asked]
+
+
+def _stretches(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
+    """Shards that follow each other, together: they are read in one pass."""
+    stretch: list[Shard] = []
+    for shard in shards:
+        if stretch and stretch[-1].stop != shard.start:
+            yield stretch
+            stretch = []
+        stretch.append(shard)
+    if stretch:
+        yield stretch
+
+
+def _cut(batches: Iterator[pa.RecordBatch], schema: pa.Schema, shards: Sequence[Shard]) -> Iterator[pa.Table]:
+    """A stream of batches as one table for each shard."""
+    table = schema.empty_table()
+    for shard in shards:
+        while len(schema) and table.num_rows < shard.num_rows:
+            table = pa.concat_tables([table, pa.Table.from_batches([next(batches)])])
+        yield table.slice(0, shard.num_rows)
+        table = table.slice(shard.num_rows)

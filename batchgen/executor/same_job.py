@@ -1,0 +1,39 @@
+"""Is the run in a folder one of the job that is asked for? If not, what is the difference?"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from batchgen.errors import RunError
+from batchgen.io.manifest import Manifest
+
+
+def refuse_other_job(path: Path, there: Manifest, asked: Manifest) -> None:
+    """Raise RunError, naming what differs, unless both are of the same job."""
+    parts = sorted(there.fingerprint.keys() | asked.fingerprint.keys())
+    odd = [part for part in parts if there.fingerprint.get(part) != asked.fingerprint.get(part)]
+    if not odd:
+        return
+    details = [f"{part} is {there.fingerprint.get(part)}, not {asked.fingerprint.get(part)}" for part in odd]
+    if "job_fingerprint" in odd:
+        details = [f"{key} is {a!r}, not {b!r}" for key, a, b in differences(there.spec, asked.spec)] or details
+    elif "inputs_digest" in odd:
+        changed = sorted({file.path for file in set(there.inputs) ^ set(asked.inputs)})
+        details = [f"the input is another: {', '.join(changed) or 'the rows taken'}"]
+    raise RunError(
+        f"is a run of another job: {'; '.join(details[:3])}",
+        where=str(path),
+        hint="choose another folder with --out, or undo the change to go on with this run",
+    )
+
+
+def differences(a: Any, b: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted key, value in a, value in b) wherever two JSON values differ."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for name in sorted(a.keys() | b.keys()):
+            yield from differences(a.get(name), b.get(name), f"{key}.{name}".lstrip("."))
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for index, (left, right) in enumerate(zip(a, b, strict=True)):
+            yield from differences(left, right, f"{key}[{index}]")
+    elif a != b or type(a) is not type(b):
+        yield key, a, b
