@@ -129,6 +129,7 @@ INLINE void finish_panel(const Linear& a, const float* totals, int64_t n0) {
 }
 
 inline void linear(const Linear& a) {
+  if (a.M == 0) return;
   const Tiles tiles(a.M);
   static thread_local Buffer buffer;
   float* packed = buffer.floats(a.M * a.K);

@@ -1,0 +1,90 @@
+"""From a job file to a Job: the spec and all that it names, but for the weights. No torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from batchgen.errors import SpecError
+from batchgen.executor.base import Job
+from batchgen.io.inputs import scan_inputs
+from batchgen.models.config import ModelConfig
+from batchgen.models.files import read_config
+from batchgen.models.gguf_file import GgufFile
+from batchgen.models.source import cache_root, resolve_model
+from batchgen.records import SamplingParams
+from batchgen.spec import JobSpec, load_spec
+from batchgen.text.prompt import PromptBuilder
+from batchgen.text.tokenizer import Tokenizer
+
+Progress = Callable[[int, int | None], None]  # bytes fetched, bytes in all if known
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model's files at hand: everything but its weights."""
+
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+
+def load_model(spec: JobSpec, base_dir: Path, progress: Progress) -> LoadedModel:
+    """Fetch the model if need be and read its config and tokenizer. Raises ModelError or SpecError."""
+    model = spec.model
+    path = resolve_model(model.path, model.sha256, base_dir=base_dir, progress=progress)
+    config = read_config(path)
+    use_generation_config = model.generation_config == "use"
+    if model.tokenizer is not None:
+        tokenizer = Tokenizer.from_folder(base_dir / model.tokenizer, use_generation_config=use_generation_config)
+    elif path.is_dir():
+        tokenizer = Tokenizer.from_folder(path, use_generation_config=use_generation_config)
+    else:
+        tokenizer = Tokenizer.from_gguf(GgufFile(path).metadata)
+    max_model_len = model.max_model_len or config.max_context
+    if max_model_len > config.max_context:
+        raise SpecError(f"is {max_model_len}; the model takes {config.max_context}", where="model.max_model_len")
+    # Chat models often name their end of turn in the tokenizer alone, base models in the config alone.
+    eos = frozenset(config.eos_token_ids) | frozenset(tokenizer.eos_token_ids)
+    return LoadedModel(path, config, tokenizer, max_model_len, eos)
+
+
+def prompt_builder(spec: JobSpec, model: LoadedModel) -> PromptBuilder:
+    """Builds the prompts of the job. Raises ModelError or SpecError for a chat template that cannot be used."""
+    return PromptBuilder(
+        model.tokenizer,
+        spec.prompts,
+        max_model_len=model.max_model_len,
+        max_tokens=spec.sampling.max_tokens,
+        chat_template=spec.model.chat_template,
+        chat_template_kwargs=spec.model.chat_template_kwargs,
+    )
+
+
+def load_job(path: Path, progress: Progress) -> tuple[Job, LoadedModel]:
+    """Read the job file, its model's tokenizer and its inputs. Raises SpecError, InputError or ModelError."""
+    spec = load_spec(path)
+    model = load_model(spec, path.parent, progress)
+    params = spec.sampling
+    job = Job(
+        spec=spec,
+        job_yaml=path.read_bytes(),
+        inputs=scan_inputs(spec, path.parent),
+        params=params,
+        build_prompt=prompt_builder(spec, model).build,
+        bad_words_token_ids=_bad_words(params, model.tokenizer),
+    )
+    return job, model
+
+
+def _bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word as it stands at a text's start and, where that gives another first token, after a space."""
+    words: dict[tuple[int, ...], None] = {}
+    for word in params.bad_words:
+        plain = tokenizer.encode(word, add_special_tokens=False)
+        spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        words[tuple(plain)] = None
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            words[tuple(spaced)] = None
+    return tuple(words)
