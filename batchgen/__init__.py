@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchgen.engine.engine import Engine
     from batchgen.errors import BatchgenError
-    from batchgen.executor.local import run_job
     from batchgen.executor.run_config import RunConfig
+    from batchgen.job import run_job
     from batchgen.records import Completion, Request, SamplingParams
     from batchgen.spec import JobSpec, load_spec
     from batchgen.verify.integrity import verify_run
@@ -40,7 +40,7 @@ _HOME = {
     "RunConfig": "executor.run_config",
     "SamplingParams": "records",
     "load_spec": "spec",
-    "run_job": "executor.local",
+    "run_job": "job",
     "verify_run": "verify.integrity",
 }
 

@@ -1,0 +1,196 @@
+"""The commands: parse, call, print, exit code."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from batchgen import __version__, terminal
+from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, BatchgenError, Interrupted, VerifyError
+from batchgen.executor.run_config import RunConfig
+from batchgen.io.first_rows import first_rows
+from batchgen.io.manifest import manifest_schema, read_manifest
+from batchgen.io.schema import rows_schema
+from batchgen.loader import load_job, load_model, prompt_builder
+from batchgen.preflight import preflight
+from batchgen.progress import display
+from batchgen.spec import JobSpec, job_schema, load_spec
+from batchgen.verify.integrity import verify
+
+EXAMPLES = """\b
+Examples:
+  batchgen plan jobs/quickstart.yaml      read all input, compute nothing
+  batchgen run jobs/quickstart.yaml       make the rows, or go on where it stopped
+  batchgen show runs/quickstart           look at a few of them
+  batchgen verify runs/quickstart         recompute every hash from the files
+
+\b
+Exit codes:
+  0 every row is ok     3 finished, some rows hold errors     2 wrong usage
+  4 job file   5 input   6 model   7 run folder   8 verify   9 engine   130 interrupted
+"""
+
+SCHEMAS = {"job": job_schema, "rows": rows_schema, "manifest": manifest_schema}
+
+JOB = click.argument("job", type=click.Path(path_type=Path))
+RUN = click.argument("run", type=click.Path(path_type=Path))
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; all else goes to stderr.")
+DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
+
+
+def count(option: str, *, help: str) -> Callable[[Any], Any]:
+    """An option of RunConfig that is a number from 1 up."""
+    default = DEFAULTS[option.removeprefix("--").replace("-", "_")]
+    return click.option(
+        option, type=click.IntRange(min=1), metavar="N", default=default, show_default=default is not None, help=help
+    )
+
+
+class Command(click.Command):
+    """A command that ends a BatchgenError as a message and its exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            error: BatchgenError = Interrupted("stopped", hint="no file was being written")
+        except BatchgenError as caught:
+            error = caught
+        if ctx.params.get("as_json"):
+            emit(terminal.error_json(error))
+        terminal.print_error(terminal.stderr(), error)
+        return ctx.exit(error.exit_code)
+
+
+class Commands(click.Group):
+    """The commands in the order in which one uses them."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=Commands, epilog=EXAMPLES, context_settings={"max_content_width": 100})
+@click.version_option(__version__)
+def cli() -> None:
+    """Offline batch generation with language models, the same bytes every time.
+
+    A job file says which model answers which prompts, and how tokens are drawn. A run is a folder of Parquet files in
+    which every row carries a hash, with one root over all of them: equal jobs give equal roots.
+    """
+
+
+@cli.command()
+@JOB
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The run folder.  [default: runs/NAME]")
+@count("--max-num-seqs", help="Samples that are worked on at once.")
+@count("--max-num-batched-tokens", help="Tokens that are computed in one step.")
+@count("--threads", help="Threads that compute; by default one a core.")
+@AS_JSON
+def run(
+    job: Path, out: Path | None, max_num_seqs: int, max_num_batched_tokens: int, threads: int | None, as_json: bool
+) -> None:
+    """Make every row of JOB that is missing.
+
+    A run that was stopped goes on from what is complete; a finished one is verified and left alone. No option changes
+    a bit of any row. The last line printed is the root of the run.
+    """
+    from batchgen.job import run_job  # loads torch
+
+    config = RunConfig(
+        out=out or Path("runs") / load_spec(job).name,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        threads=threads,
+    )
+    with display(terminal.stderr()) as shown:
+        report = run_job(job, config, on_fetch=shown.fetched, on_progress=shown.made)
+    if as_json:
+        emit({"out": str(config.out), **asdict(report), "exit_code": report.exit_code})
+    else:
+        terminal.print_report(terminal.stdout(), config.out, report)
+    leave(report.exit_code)
+
+
+@cli.command()
+@JOB
+@AS_JSON
+def plan(job: Path, as_json: bool) -> None:
+    """Read the input of JOB and say what to expect.
+
+    Builds every prompt: counts tokens, finds empty, overlong and repeated prompts and text that looks like a control
+    token, and estimates the output. Loads no weights. Exits with 3 if some row cannot be answered.
+    """
+    with display(terminal.stderr()) as shown:
+        loaded, model = load_job(job, shown.fetched)
+        found = preflight(loaded.spec, loaded.inputs, prompt_builder(loaded.spec, model))
+    if as_json:
+        emit(found.to_dict())
+    else:
+        terminal.print_preflight(terminal.stdout(), loaded.spec, found)
+    leave(EXIT_ERROR_ROWS if found.faults else EXIT_OK)
+
+
+@cli.command("verify")
+@RUN
+@AS_JSON
+def verify_(run: Path, as_json: bool) -> None:
+    """Check every hash of RUN.
+
+    Computes all hashes again from the files, and names each row that is missing, doubled, changed or foreign, and each
+    file that is torn. Needs the folder alone: neither model nor input.
+    """
+    verdict = verify(run)
+    if as_json:
+        emit({"ok": verdict.ok, **asdict(verdict)})
+    else:
+        terminal.print_verdict(terminal.stdout(), run, verdict)
+    leave(EXIT_OK if verdict.ok else VerifyError.exit_code)
+
+
+@cli.command()
+@RUN
+@click.option("--rows", type=click.IntRange(min=1), metavar="N", default=4, show_default=True, help="How many samples.")
+@AS_JSON
+def show(run: Path, rows: int, as_json: bool) -> None:
+    """Show the first rows of RUN.
+
+    Of each sample: the end of its prompt, the answer, why it ended, how long it is, and its hash.
+    """
+    manifest = read_manifest(run)
+    found = first_rows(run, manifest, rows)
+    if as_json:
+        emit({"rows": found})
+        return
+    with display(terminal.stderr()) as shown:
+        model = load_model(JobSpec.from_resolved(manifest.spec), Path(), shown.fetched)
+    terminal.print_rows(terminal.stdout(), found, model.tokenizer.decode)
+
+
+@cli.command()
+@click.argument("name", type=click.Choice(list(SCHEMAS)), default="job")
+def schema(name: str) -> None:
+    """Print the JSON Schema of a file format.
+
+    Of a job file, of a row of the output, or of the manifest of a run.
+    """
+    click.echo(json.dumps(SCHEMAS[name](), indent=2))
+
+
+def emit(value: object) -> None:
+    """One JSON object on one line of stdout; values that JSON does not know, such as dates, as text."""
+    click.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def leave(exit_code: int) -> None:
+    """End the command with this exit code."""
+    click.get_current_context().exit(exit_code)
+
+
+def main() -> None:
+    """The program `batchgen`."""
+    cli(prog_name="batchgen")

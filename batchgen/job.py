@@ -1,0 +1,26 @@
+"""A job file in, a finished run out."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from batchgen.executor.base import Progress
+from batchgen.executor.local import JobReport, run_local
+from batchgen.executor.run_config import RunConfig
+from batchgen.executor.start import start_engine
+from batchgen.loader import load_job
+
+
+def run_job(
+    path: Path,
+    config: RunConfig,
+    *,
+    on_fetch: Callable[[int, int | None], None] = lambda done, total: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> JobReport:
+    """Make every row of the job file `path` that the folder `config.out` does not hold yet.
+
+    A finished run is verified and left alone. `on_fetch` hears of the bytes of a model that is being fetched, and of
+    those in all where that is known. Raises BatchgenError; after one, the folder is valid and the same call goes on.
+    """
+    job, model = load_job(path, on_fetch)
+    return run_local(job, start_engine(job.spec, model, config), config, on_progress)

@@ -1,0 +1,120 @@
+"""How far a job is, on stderr: a bar on a terminal, elsewhere a plain line every ten seconds."""
+
+from collections.abc import Callable
+from threading import Event, Thread
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as Bars
+
+from batchgen.executor.base import Progress
+
+LINE_SECONDS = 10.0
+
+
+class Display(Protocol):
+    """A context in which a job reports; what it shows is gone, or complete, when the context ends."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def fetched(self, done: int, total: int | None) -> None:
+        """Bytes of the model that have arrived, and in all where that is known."""
+
+    def made(self, progress: Progress) -> None:
+        """Samples of the job that are done."""
+
+
+def display(console: Console, seconds: float = LINE_SECONDS) -> Display:
+    """The display that fits the console."""
+    return BarDisplay(console) if console.is_terminal else LineDisplay(console.out, seconds)
+
+
+class BarDisplay:
+    """A bar that is drawn anew twice a second and leaves nothing behind."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            TextColumn("{task.fields[note]}"),
+        )
+        self._bars = Bars(*columns, console=console, refresh_per_second=2, transient=True, expand=True)
+        self._task = self._bars.add_task("starting", total=None, note="")
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bars.stop()
+
+    def fetched(self, done: int, total: int | None) -> None:
+        self._bars.update(self._task, description="model", completed=done, total=total, note=fetch_text(done, total))
+
+    def made(self, progress: Progress) -> None:
+        self._bars.update(
+            self._task,
+            description="samples",
+            completed=progress.done,
+            total=progress.samples,
+            note=job_text(progress),
+        )
+
+
+class LineDisplay:
+    """The latest state as a line, at even intervals, also while nothing new is reported."""
+
+    def __init__(self, write: Callable[[str], None], seconds: float) -> None:
+        self._write, self._seconds = write, seconds
+        self._text: Callable[[], str] = lambda: "starting"
+        self._over = Event()
+        self._thread = Thread(target=self._tell, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def fetched(self, done: int, total: int | None) -> None:
+        self._text = lambda: f"model {fetch_text(done, total)}"
+
+    def made(self, progress: Progress) -> None:
+        self._text = lambda: f"samples {job_text(progress)}"
+
+    def _tell(self) -> None:
+        while not self._over.wait(self._seconds):
+            self._write(self._text())
+
+
+def fetch_text(done: int, total: int | None) -> str:
+    """12/94 MB"""
+    return f"{done / 1e6:.0f}/{total / 1e6:.0f} MB" if total else f"{done / 1e6:.0f} MB"
+
+
+def job_text(progress: Progress) -> str:
+    """120/656, 145 tok/s, 2:10 left. Rates count what this process has made, so a resumed run is not flattered."""
+    parts = [f"{progress.done}/{progress.samples}"]
+    made, seconds = progress.done - progress.resumed, progress.seconds
+    if progress.errors:
+        parts.append(f"{progress.errors} errors")
+    if made and seconds:
+        left = (progress.samples - progress.done) * seconds / made
+        parts += [f"{progress.output_tokens / seconds:.0f} tok/s", f"{clock(left)} left"]
+    return ", ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """9:05, or 2:09:05 with hours."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

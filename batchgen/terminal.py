@@ -1,0 +1,190 @@
+"""What the commands print for people: rows of a run, tables of counts, errors. No markup is read from data."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from batchgen.errors import BatchgenError
+from batchgen.executor.local import JobReport
+from batchgen.preflight import Preflight
+from batchgen.progress import clock
+from batchgen.spec import JobSpec
+from batchgen.verify.integrity import Verdict
+
+PROMPT_TAIL = 400  # characters
+_WIDTH = 100  # of text that is read, whatever the terminal's
+
+
+def stdout() -> Console:
+    """For what was asked for. Numbers and paths get no colours of their own."""
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    """For all else."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_error(console: Console, error: BatchgenError) -> None:
+    """error: file: field: message, and below it what to do."""
+    place = f"{error.where}: " if error.where else ""
+    console.print(Text.assemble(("error: ", "bold red"), place, error.message), soft_wrap=True)
+    if error.hint:
+        console.print(Text(f"  {error.hint}"), soft_wrap=True)
+
+
+def error_json(error: BatchgenError) -> dict[str, Any]:
+    """The same as an object."""
+    fields = {"kind": type(error).__name__, "where": error.where, "message": error.message, "hint": error.hint}
+    return {"error": {**fields, "exit_code": error.exit_code}}
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> Table:
+    """Names and values in two columns; a pair whose value is None is left out."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold", max_width=_WIDTH)
+    for name, value in pairs:
+        if value is not None:
+            table.add_row(name, value if isinstance(value, Text) else Text(str(value)))
+    return table
+
+
+def number(value: int) -> str:
+    """12,345"""
+    return f"{value:,}"
+
+
+def size(num_bytes: float) -> str:
+    """1.2 MB"""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+def row_view(row: Mapping[str, Any], prompt: str | None) -> RenderableType:
+    """One sample: where it comes from, the end of its prompt, its answer or its failure, its hash."""
+    failed = row["status"] == "error"
+    if failed:
+        result = "error", Text(f"{row['error_code']}: {row['error_message']}", "red")
+    else:
+        result = "answer", Text(row["text"]) if row["text"] else Text("(empty)", "dim")
+    title = Text.assemble((str(row["row_key"]), "bold"), f" · sample {row['sample_index']}")
+    table = facts(
+        [
+            ("prompt", None if prompt is None else tail(prompt)),
+            result,
+            ("ended", ending(row)),
+            ("hash", row["row_hash"]),
+        ]
+    )
+    return Group(Rule(title, align="left", style="dim"), Padding(table, (0, 0, 1, 0)))
+
+
+def tail(prompt: str) -> Text:
+    """The last characters of a prompt, with a mark where the rest is left out."""
+    if len(prompt) <= PROMPT_TAIL:
+        return Text(prompt.strip(), "italic")
+    return Text.assemble(("… ", "dim"), (prompt[-PROMPT_TAIL:].strip(), "italic"))
+
+
+def ending(row: Mapping[str, Any]) -> str:
+    """stop "###", 131 tokens in, 57 out"""
+    reason = f"{row['finish_reason']} {row['stop_reason']!r}" if row["stop_reason"] else str(row["finish_reason"])
+    counts = (("in", row["num_prompt_tokens"]), ("out", row["num_output_tokens"]))
+    tokens = ", ".join(f"{number(count)} tokens {side}" for side, count in counts if count is not None)
+    return f"{reason}, {tokens}" if tokens else reason
+
+
+def print_rows(console: Console, rows: Sequence[Mapping[str, Any]], prompt_of: Callable[[Sequence[int]], str]) -> None:
+    """Each row, set for reading."""
+    for row in rows:
+        ids = row["prompt_token_ids"]
+        console.print(row_view(row, None if ids is None else prompt_of(ids)))
+
+
+def print_report(console: Console, out: Path, report: JobReport) -> None:
+    """What a finished run holds; the last line is its root."""
+    counts, made = report.counts, report.counts.rows - report.resumed
+    if not made:
+        console.print(Text(f"{out} was finished already; every hash holds"), soft_wrap=True)
+    ends = f"{number(counts.stop)} stop, {number(counts.length)} length, {number(counts.error)} error"
+    here = f"{number(made)} samples in {clock(report.seconds)}"
+    if made and report.resumed:
+        here += f", {number(report.resumed)} were there already"
+    console.print(
+        facts(
+            [
+                ("run", out),
+                ("rows", f"{number(counts.rows)}: {ends}"),
+                ("tokens", f"{number(counts.prompt_tokens)} in, {number(counts.output_tokens)} out"),
+                ("made", here if made else None),
+            ]
+        )
+    )
+    console.print(f"root {report.root}", soft_wrap=True)
+
+
+def print_preflight(console: Console, spec: JobSpec, found: Preflight) -> None:
+    """What a job would meet."""
+    tokens, n, rows = found.prompt_tokens, spec.sampling.n, number(found.num_rows)
+    files = f"{found.num_files} file" + "s" * (found.num_files > 1)
+    spread = f"{tokens.minimum} shortest, {tokens.median} median, {tokens.maximum} longest"
+    console.print(
+        facts(
+            [
+                ("job", spec.name),
+                ("fingerprint", spec.fingerprint()),
+                ("model", spec.model.path),
+                ("rows", f"{rows} in {files}; with n = {n}, {number(found.num_samples)} samples"),
+                ("prompts", f"{number(tokens.total)} tokens: {spread}"),
+                ("", histogram(tokens.histogram) if tokens.histogram else None),
+                ("repeated", f"{number(found.duplicate_prompts)} prompts are equal to an earlier one"),
+                ("look-alikes", look_alikes(found, spec)),
+                ("output", f"at most {number(found.max_output_tokens)} tokens, about {size(found.max_output_bytes)}"),
+                ("error rows", number(found.num_error_rows) if found.faults else "none"),
+            ]
+        )
+    )
+    for fault in found.faults:
+        line = f"  {number(fault.count)} {fault.code}; the first is {fault.first}: {fault.message}"
+        console.print(Text(line, "red"), soft_wrap=True)
+
+
+def look_alikes(found: Preflight, spec: JobSpec) -> str:
+    """What becomes of text that looks like a control token."""
+    if not found.first_control_token:
+        return "no row holds text that looks like a control token"
+    becomes = {"text": "read as text", "allow": "read as control tokens", "error": "error rows"}
+    policy = becomes[spec.prompts.special_tokens_in_content]
+    return f"{number(found.control_token_rows)} rows, {policy}; the first is {found.first_control_token}"
+
+
+def histogram(buckets: Sequence[tuple[int, int]]) -> Text:
+    """One bar for each bucket (largest length, count), the longest 30 characters."""
+    most = max(count for _, count in buckets)
+    width = len(number(buckets[-1][0]))
+    lines = (f"≤ {number(top):>{width}}  {'█' * max(1, 30 * count // most)} {number(count)}" for top, count in buckets)
+    return Text("\n".join(lines))
+
+
+def print_verdict(console: Console, run: Path, verdict: Verdict) -> None:
+    """ok and the root, or each finding on its line."""
+    for finding in verdict.findings:
+        console.print(Text(str(finding)), soft_wrap=True)
+    if verdict.ok:
+        console.print(Text(f"ok: {run}, {number(verdict.rows)} rows, every hash holds"), soft_wrap=True)
+        console.print(f"root {verdict.root}", soft_wrap=True)
+        return
+    counts = ", ".join(f"{number(count)} {kind}" for kind, count in sorted(verdict.counts.items()))
+    console.print(
+        Text.assemble(("not ok", "bold red"), f": {run}, {number(verdict.rows)} rows, {counts}"), soft_wrap=True
+    )
