@@ -1,6 +1,7 @@
 """What pydantic found wrong -> one problem a key: in our words, with the nearest valid name."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterator
 from typing import Any, get_args
 
@@ -52,7 +53,9 @@ def _sentence(message: str) -> str:
     }
     for theirs, ours in nouns.items():
         message = message.replace(theirs, ours)
-    return message.replace("Input should", "must").replace("String should", "must").replace("valid ", "")
+    return (
+        re.sub("^(Input|String|Tuple) should", "must", message).replace("valid ", "").replace(" after validation", "")
+    )
 
 
 def _short(value: Any) -> str:

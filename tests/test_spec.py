@@ -139,6 +139,7 @@ WRONG_SECTIONS = [
     ("{prompt: question}", "{prompt: a, tools: b}", "inputs[0].columns.tools", "messages only"),
     ("{prompt: question}", "{prompt: a}, passthrough: [b, b]", "inputs[0].passthrough", "twice"),
     ("{prompt: question}", "{prompt: a}, limit: 0", "inputs[0].limit", "greater than or equal to 1"),
+    ("\n  - {path: a.parquet, columns: {prompt: question}}", " []", "inputs", "must have at least 1 item, not 0"),
     ("{column: id}", "{column: id, derive: content_hash}", "row_key", "exactly one"),
     ("{column: id}", "{}", "row_key", "exactly one"),
     ("{column: id}", "content_hash", "row_key", "mapping"),
