@@ -10,7 +10,7 @@ from batchgen.kernels.sample_rows import MAX_TOP_LOGPROBS, Draws, IdLists, Sampl
 
 _MAX_VOCABULARY = 2**22  # sums of 40-bit probabilities stay within uint64
 
-_DTYPES = {
+_DTYPES: dict[str, type[np.generic]] = {
     "seed": np.uint64,
     "position": np.int64,
     "temperature": np.float32,

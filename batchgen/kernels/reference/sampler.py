@@ -123,4 +123,5 @@ def log_softmax(logits: Array) -> Array:
         lanes = lanes + row
     while len(lanes) > 1:
         lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
-    return z - log(lanes[0])
+    result: Array = z - log(lanes[0])
+    return result
