@@ -32,8 +32,9 @@ class Tokenizer:
         self._make_decoder = decoder_factory(parts.definition.get("decoder"))
         self._inner = _build(parts.definition_json())
         for entry in parts.definition["added_tokens"]:
-            if self._inner.token_to_id(entry["content"]) != entry["id"]:
-                raise ModelError(f"added token {entry['content']!r} cannot have id {entry['id']}: the ids have a gap")
+            token_id = self._inner.token_to_id(entry["content"])
+            if token_id != entry["id"]:
+                raise ModelError(f"added token {entry['content']!r} is said to have id {entry['id']} but gets {token_id}")
         self._parts = parts
         controls = {entry["content"]: entry["id"] for entry in parts.definition["added_tokens"] if entry["special"]}
         self._control_ids = frozenset(controls.values())
