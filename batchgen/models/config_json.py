@@ -114,7 +114,7 @@ def config_from_json(raw: dict[str, Any], where: str) -> ModelConfig:
 
 def _architecture(raw: dict[str, Any], where: str) -> tuple[str, _Family]:
     names = raw.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in list(ARCHITECTURES):
         known = f"known: {', '.join(ARCHITECTURES)}"
         raise ModelError(f"unknown architecture {json.dumps(names)}", where=f"{where}: architectures", hint=known)
     family = ARCHITECTURES[names[0]]

@@ -10,8 +10,8 @@ side, missing outputs zero. Norms and biases are float32 [N]. Names, for layer i
     layers.{i}.input_norm, layers.{i}.post_norm         final_norm
     lm_head                 only when it is not tied
 
-The file is the tensors, each at a multiple of 64 bytes, then a JSON footer, then 40 bytes: xxh3_128 of all before,
-length of the footer, magic. It is named by the digest of the model's files and the version of the layout.
+The file is the tensors, each at a multiple of 64 bytes, then a JSON footer, then 40 bytes: length of the footer, magic,
+xxh3_128 of all before. It is named by the digest of the model's files and the version of the layout.
 """
 
 import json
@@ -36,7 +36,7 @@ LAYOUT = 1
 PANEL = 32
 
 _MAGIC = b"batchgen.packed\n"
-_TAIL = 16 + 8 + len(_MAGIC)
+_TAIL = 8 + len(_MAGIC) + 16
 _ALIGN = 64
 _TEMPORARY = ".packed-"
 
@@ -66,7 +66,7 @@ class PackedWeights:
         path = cache_dir / f"{key}-{LAYOUT}.packed"
         try:
             return cls._map(path, key)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except (_DamagedError, OSError) as e:
             warnings.warn(f"{path}: {e}; building it again", RuntimeWarning, stacklevel=2)
@@ -95,11 +95,11 @@ class PackedWeights:
         data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         view = data.numpy()
         tail = view[size - _TAIL :].tobytes()
-        if tail[24:] != _MAGIC:
+        if tail[8:-16] != _MAGIC:
             raise _DamagedError("is torn")
-        if xxhash.xxh3_128(view[: size - _TAIL].data).digest() != tail[:16]:
+        if xxhash.xxh3_128(view[: size - 16].data).digest() != tail[-16:]:
             raise _DamagedError("does not hold what was written")
-        start = size - _TAIL - int.from_bytes(tail[16:24], "little")
+        start = size - _TAIL - int.from_bytes(tail[:8], "little")
         footer = json.loads(view[start : size - _TAIL].tobytes())
         if footer["key"] != key or footer["layout"] != LAYOUT:
             raise _DamagedError("is of another model")
@@ -199,5 +199,5 @@ def _write_content(file: BinaryIO, key: str, model: Checkpoint) -> None:
         "tensors": places,
     }
     encoded = json.dumps(footer).encode()
-    write(encoded)
-    file.write(digest.digest() + len(encoded).to_bytes(8, "little") + _MAGIC)
+    write(encoded + len(encoded).to_bytes(8, "little") + _MAGIC)
+    file.write(digest.digest())

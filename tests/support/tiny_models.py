@@ -6,7 +6,7 @@ logits every determinism test would pass.
 
 import json
 from itertools import pairwise
-from math import prod
+from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +129,14 @@ def tiny_tokenizer() -> Tokenizer:
 def _draw(name: str, shape: Shape, bits: np.random.PCG64) -> torch.Tensor:
     """Near-normal numbers out of integer sums, so that they are the same on every machine and numpy."""
     quarters = bits.random_raw(prod(shape)).view(np.uint16).reshape(-1, 4).astype(np.int64)
-    noise = torch.from_numpy((quarters.sum(axis=1) - 2 * 65535) / (65536 / 3**0.5)).view(shape)
+    noise = torch.from_numpy((quarters.sum(axis=1) - 2 * 65535) / (65536 / sqrt(3))).view(shape)
     if name.endswith("norm.weight"):
         return 1 + 0.2 * noise
     if name.endswith(".bias"):
         return 0.5 * noise
     # A gain of 1.5 a projection, and a head that gives logits a deviation near 3.
-    gain = {LM_HEAD: 3.0, EMBEDDING: 3.0}.get(name, 1.5)
-    return noise * gain / shape[-1] ** 0.5
+    gain = 3.0 if name in (LM_HEAD, EMBEDDING) else 1.5
+    return noise * (gain / sqrt(shape[-1]))
 
 
 def _write_json(path: Path, content: object) -> None:
