@@ -88,7 +88,9 @@ def test_an_unanswerable_prompt_is_an_error_completion_wherever_it_stands(
     bad = replace(requests()[0], row_key="bad", prompt_token_ids=prompt)
     for at in range(len(requests()) + 1):
         mixed = [*requests()[:at], bad, *requests()[at:]]
-        completions = {completion.row_key: completion for completion in make_engine().generate(mixed)}
+        listed = list(make_engine().generate(mixed))
+        assert len(listed) == len(mixed)
+        completions = {completion.row_key: completion for completion in listed}
         failed = completions.pop("bad")
         assert (failed.finish_reason, failed.error_code, failed.token_ids) == ("error", code, ())
         assert re.match(message, failed.error_message or "")

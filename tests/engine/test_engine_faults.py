@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.engine_cases import expected, generate, make_engine
+from support.engine_cases import expected, generate, make_engine, requests
 from support.fake_runner import FakeRunner, PoisoningBlocks
 
 from batchgen.engine.batch import Chunk
@@ -99,6 +99,12 @@ def outputs_under(fault: Fault, patch: pytest.MonkeyPatch) -> dict[str, Completi
     completions = generate(engine)
     assert engine.stats.preemptions > 0
     return completions
+
+
+def test_a_lost_block_is_an_error_when_the_last_request_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks_not_given_back(monkeypatch)
+    with pytest.raises(EngineError, match=r"lost \[\d"):
+        list(make_engine(num_blocks=1000).generate(requests()))
 
 
 def test_without_a_fault_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:

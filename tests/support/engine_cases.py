@@ -15,7 +15,7 @@ MODEL = ModelLimits(vocab_size=VOCAB_SIZE, max_model_len=24, eos_token_ids=froze
 PARAMS = [
     SamplingParams(max_tokens=12, logprobs=2),
     SamplingParams(max_tokens=8, ignore_eos=True, logprobs=0),
-    SamplingParams(max_tokens=12, min_tokens=6, stop_token_ids=(3,), stop=("ab", "ca")),
+    SamplingParams(max_tokens=12, min_tokens=6, stop_token_ids=(3,), stop=("ab", "ca", "b"), logprobs=1),
     SamplingParams(max_tokens=9, stop=("a",), include_stop_str_in_output=True, logprobs=3),
     SamplingParams(max_tokens=12, ignore_eos=True, skip_special_tokens=False),
     SamplingParams(max_tokens=1),
