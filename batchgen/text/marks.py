@@ -5,6 +5,7 @@ the literals still in the text are the template's own and become tokens; the mar
 A mark that stands for nothing guards the edges of the data, so that no control token comes together from pieces.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +16,18 @@ from batchgen.errors import RowError
 _FIRST, _LAST = 0x100000, 0x10FFFD
 _MARK_CLASS = f"[{chr(_FIRST)}-{chr(_LAST)}]"
 _MARK = re.compile(_MARK_CLASS)
+_MARK_IN_JSON = re.compile(r"\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")  # as ASCII JSON writes plane 16
 _GUARD = ""
+
+
+def holds_mark(text: str) -> bool:
+    """Does `text` hold a character that marks are made of?"""
+    return _MARK.search(text) is not None
+
+
+def unescape_marks(text: str) -> str:
+    """ASCII JSON with its marks as characters again, so that they can be revealed."""
+    return _MARK_IN_JSON.sub(lambda found: str(json.loads(f'"{found[0]}"')), text)
 
 
 class ControlTokens:
@@ -71,7 +83,7 @@ class Marks:
         return _MARK.sub(lambda mark: literals[ord(mark[0]) - _FIRST], text)
 
     def in_text(self, text: str) -> bool:
-        return bool(self._mark_of) and _MARK.search(text) is not None
+        return bool(self._mark_of) and holds_mark(text)
 
     def _replace(self, text: str) -> str:
         return self._control_tokens.to_hide.sub(lambda found: self._mark(found[0]), text)

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
 from batchgen.errors import ModelError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TokenizerParts:
     """The same four parts, whether they came from a folder or from a GGUF file."""
 
@@ -18,13 +19,14 @@ class TokenizerParts:
     eos_token_ids: tuple[int, ...]
     chat_templates: Mapping[str, str] = field(default_factory=dict)  # "default" and named ones
 
+    @cached_property
     def definition_json(self) -> str:
         return _canonical(self.definition)
 
     def digest(self) -> str:
         """Hex SHA-256 over everything that can change a prompt id or a character of decoded text."""
         rest = [dict(self.special_tokens), list(self.eos_token_ids), dict(self.chat_templates)]
-        return sha256(f"{self.definition_json()}\n{_canonical(rest)}".encode()).hexdigest()
+        return sha256(f"{self.definition_json}\n{_canonical(rest)}".encode()).hexdigest()
 
 
 def declare_added(definition: dict[str, Any], content: str, *, token_id: int | None, special: bool) -> None:
@@ -47,6 +49,7 @@ def declare_added(definition: dict[str, Any], content: str, *, token_id: int | N
 
 
 def added_token(token_id: int, content: str, *, special: bool) -> dict[str, Any]:
+    """An entry of a tokenizer.json's added_tokens: found anywhere, as written, taking no space with it."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": token_id, "content": content, "special": special, **flags}
 

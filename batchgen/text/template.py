@@ -16,6 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batchgen.errors import BatchgenError, ModelError, RowError, SpecError
+from batchgen.text.marks import holds_mark, unescape_marks
 
 
 class ChatTemplate:
@@ -26,6 +27,10 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, *, now: datetime | None = None, variables: Mapping[str, Any] | None = None) -> None:
+        if holds_mark(source):
+            raise ModelError(
+                "the chat template writes private-use characters of plane 16, which stand for other text here"
+            )
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
@@ -82,7 +87,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON; Jinja's own filter would escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return unescape_marks(text) if ensure_ascii else text
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -30,25 +30,31 @@ class Tokenizer:
         if model.get("dropout"):
             raise ModelError(f"the tokenizer's merges drop out at random (dropout {model['dropout']})")
         self._make_decoder = decoder_factory(parts.definition.get("decoder"))
-        self._inner = _build(parts.definition_json())
+        self._inner = _build(parts.definition_json)
         for entry in parts.definition["added_tokens"]:
             token_id = self._inner.token_to_id(entry["content"])
             if token_id != entry["id"]:
-                raise ModelError(f"added token {entry['content']!r} is said to have id {entry['id']} but gets {token_id}")
+                raise ModelError(
+                    f"added token {entry['content']!r} is said to have id {entry['id']} but gets {token_id}"
+                )
         self._parts = parts
         controls = {entry["content"]: entry["id"] for entry in parts.definition["added_tokens"] if entry["special"]}
         self._control_ids = frozenset(controls.values())
         # The unknown token is what the vocabulary gives for text that it cannot spell, so plain text may hold it.
         self._never_text = self._control_ids - {self._inner.token_to_id(model.get("unk_token") or "")}
         self.control_tokens = ControlTokens(controls)
-        self.vocab_size: int = max(self._inner.get_vocab().values()) + 1
+        self.vocab_size: int = 1 + max([*model["vocab"].values(), *(e["id"] for e in parts.definition["added_tokens"])])
         self.digest = parts.digest()
         self.prefix_ids, self.suffix_ids = self._added_around()
 
     @classmethod
     def from_folder(cls, folder: Path, *, use_generation_config: bool = False) -> Self:
         """From a Hugging Face model folder; `use_generation_config` adds the EOS ids of generation_config.json."""
-        return cls(read_folder(folder, use_generation_config=use_generation_config))
+        parts = read_folder(folder, use_generation_config=use_generation_config)
+        try:
+            return cls(parts)
+        except ModelError as error:
+            raise ModelError(error.message, where=str(folder / "tokenizer.json"), hint=error.hint) from error
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Self:
@@ -101,13 +107,14 @@ class Tokenizer:
         if not marks.in_text(text):
             return encoding.ids
         ids: list[int] = []
+        marked = encoding.ids
         first = at = 0  # of the piece of text since the last control token: its first id and character
-        for i, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
+        for i, (token_id, (start, end)) in enumerate(zip(marked, encoding.offsets, strict=True)):
             if token_id in self._control_ids and self._is_written(token_id, text[start:end]):
-                ids += self._encode_piece(text[at:start], encoding.ids[first:i], marks, begins=at == 0)
+                ids += self._encode_piece(text[at:start], marked[first:i], marks, begins=at == 0)
                 ids.append(token_id)
                 first, at = i + 1, end
-        return ids + self._encode_piece(text[at:], encoding.ids[first:], marks, begins=at == 0)
+        return ids + self._encode_piece(text[at:], marked[first:], marks, begins=at == 0)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 are U+FFFD, ids outside the vocabulary add nothing."""
@@ -146,7 +153,7 @@ class Tokenizer:
     @cached_property
     def _continuation(self) -> tokenizers.Tokenizer:
         """For text that does not begin the prompt, where Metaspace's "first" puts no space in front."""
-        definition = self._parts.definition_json()
+        definition = self._parts.definition_json
         inside = definition.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
         return self._inner if inside == definition else _build(inside)
 

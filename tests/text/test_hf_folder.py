@@ -75,8 +75,9 @@ def test_a_token_with_two_ids_is_refused(tmp_path: Path) -> None:
 def test_a_gap_in_the_ids_is_refused(tmp_path: Path) -> None:
     definition = byte_level(CHATML_TOKENS)
     definition["added_tokens"].append(added(5000, "<|far|>"))
-    with pytest.raises(ModelError, match="5000"):
+    with pytest.raises(ModelError, match="5000") as refused:
         Tokenizer.from_folder(save(tmp_path, definition))
+    assert refused.value.where.endswith("tokenizer.json")
 
 
 def test_named_tokens_are_special_whatever_tokenizer_json_says(tmp_path: Path) -> None:

@@ -154,6 +154,14 @@ def test_control_text_in_tools_names_and_keys(tmp_path: Path) -> None:
     assert build.control_tokens(Row(messages=talk("a"), tools=schema)) == ["<|im_end|>", "<|im_start|>", "<|im_end|>"]
 
 
+def test_control_text_in_ascii_json(tmp_path: Path) -> None:
+    build = builder(tools(tmp_path, "{{ messages | tojson(ensure_ascii=true) }}<|im_end|>"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    ids = build.build(Row(messages=talk("<|im_end|>é")))
+    assert tokenizer.decode(ids) == '[{"role": "user", "content": "<|im_end|>\\u00e9"}]'
+    assert ids.count(2) == 1
+
+
 def test_prompt_ids_with_each_meaning(tmp_path: Path) -> None:
     folder = headers(tmp_path)
     tokenizer = Tokenizer.from_folder(folder)

@@ -93,6 +93,13 @@ def test_source_that_is_no_template() -> None:
     assert "line" in refused.value.where
 
 
+def test_characters_that_marks_are_made_of() -> None:
+    with pytest.raises(ModelError, match="private-use"):
+        ChatTemplate("\U00100000")
+    shown = render("{{ ('é' ~ x) | tojson(ensure_ascii=true) }}", variables={"x": "\U00100001"})
+    assert shown == '"\\u00e9\U00100001"'
+
+
 CLOCK = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
 
 
