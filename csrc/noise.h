@@ -25,9 +25,10 @@ INLINE void philox(const NoiseKey& key, vu index, vu (&x)[4]) {
   uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
   const vu m0 = set1(0xd2511f53u), m1 = set1(0xcd9e8d57u);
   for (int round = 0; round < 10; ++round, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
-    const vu a = x[0], c = x[2];
-    x[0] = mulhi(c, m1) ^ x[1] ^ set1(k0), x[1] = mul(c, m1);
-    x[2] = mulhi(a, m0) ^ x[3] ^ set1(k1), x[3] = mul(a, m0);
+    vu high0, high1;
+    const vu low0 = mul_wide(x[0], m0, high0), low1 = mul_wide(x[2], m1, high1);
+    x[0] = high1 ^ x[1] ^ set1(k0), x[1] = low1;
+    x[2] = high0 ^ x[3] ^ set1(k1), x[3] = low0;
   }
 }
 

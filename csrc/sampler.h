@@ -131,6 +131,10 @@ INLINE int64_t collect(const Row& row, float floor, Entry* entries) {
   return n;
 }
 
+// How far below the maximum to look, in units of z: a little further each time, at last everywhere.
+constexpr int kSteps = 16;
+INLINE float depth(float reach, int step) { return step < kSteps - 1 ? reach + 3.0f * static_cast<float>(step) : __builtin_inff(); }
+
 INLINE void weigh(const Row& row, Entry* entries, int64_t n) {
   alignas(64) float block[16] = {}, z[16], e[16];
   for (int64_t i = 0; i < n; i += 16) {
@@ -192,13 +196,13 @@ INLINE int64_t filter(const Sample& a, int64_t r, const Row& row, Entry* entries
   // Nothing further down than this passes min-p, with room for the rounding of z and e.
   const float reach = k || by_mass ? a.reach : 0.1f - 1.01f * lane0(log(set1(min_p)));
   int64_t n = 0;
-  const float steps[] = {reach, 4.0f * reach, __builtin_inff()};
-  for (float step : steps) {
-    n = collect(row, row.max - step * a.temperature[r], entries);
+  for (int step = 0; step < kSteps; ++step) {
+    n = collect(row, row.max - depth(reach, step) * a.temperature[r], entries);
+    if (n < k && step < kSteps - 1) continue;
+    if (k) n = best(entries, n, k);
     weigh(row, entries, n);
-    if (k ? n >= k : !by_mass || mass_of(entries, n) >= limit) break;
+    if (k || !by_mass || mass_of(entries, n) >= limit) break;
   }
-  if (k) n = best(entries, n, k);
   if (by_mass) {
     if (k) limit = mass_limit(a.top_p[r], mass_of(entries, n));
     n = prefix(entries, n, limit, [](const Entry& x) { return x.mass(); });
@@ -221,14 +225,20 @@ struct Choice {
 INLINE uint32_t draw_all(const Row& row, const NoiseKey& key) {
   vf score = set1(kLowest);
   vu id = set1(0u);
-  for (int64_t i = 0; i < row.size; i += kStride) {
-    vu x[4];
-    words_from(key, static_cast<uint32_t>(i), x);
-    for (int k = 0; k < 4; ++k) {
-      const vf s = row.z(i + 16 * k) + gumbel(x[k]);
+  // Words for a run of ids first, then their noise: two loops of short, independent steps that a CPU can overlap.
+  alignas(64) uint32_t words[8 * kStride];
+  for (int64_t begin = 0; begin < row.size; begin += 8 * kStride) {
+    const int64_t count = row.size - begin < 8 * kStride ? row.size - begin : 8 * kStride;
+    for (int64_t i = 0; i < count; i += kStride) {
+      vu x[4];
+      words_from(key, static_cast<uint32_t>(begin + i), x);
+      for (int k = 0; k < 4; ++k) store(words + i + 16 * k, x[k]);
+    }
+    for (int64_t i = 0; i < count; i += 16) {
+      const vf s = row.z(begin + i) + gumbel(load(words + i));
       const vm is_better = lt(score, s);
       score = select(is_better, s, score);
-      id = select(is_better, set1(static_cast<uint32_t>(i + 16 * k)) + load(kIota), id);
+      id = select(is_better, set1(static_cast<uint32_t>(begin + i)) + load(kIota), id);
     }
   }
   alignas(64) float scores[16];
@@ -260,11 +270,7 @@ INLINE uint32_t first_of(const Row& row, float value) {
 // The k first tokens of the whole row, as entries in no order; fewer when fewer are not banned.
 INLINE int64_t best_of_row(const Sample& a, const Row& row, int64_t k, Entry* entries) {
   int64_t n = 0;
-  const float steps[] = {a.reach, 4.0f * a.reach, __builtin_inff()};
-  for (float step : steps) {
-    if (k) n = collect(row, row.max - step / row.scale, entries);
-    if (n >= k) break;
-  }
+  for (int step = 0; n < k && step < kSteps; ++step) n = collect(row, row.max - depth(a.reach, step) / row.scale, entries);
   return best(entries, n, k);
 }
 

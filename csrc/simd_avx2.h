@@ -40,13 +40,16 @@ INLINE vu operator-(vu x, vu y) { return PAIR(_mm256_sub_epi32); }
 INLINE vu operator&(vu x, vu y) { return PAIR(_mm256_and_si256); }
 INLINE vu operator|(vu x, vu y) { return PAIR(_mm256_or_si256); }
 INLINE vu operator^(vu x, vu y) { return PAIR(_mm256_xor_si256); }
-INLINE vu mul(vu x, vu y) { return PAIR(_mm256_mullo_epi32); }
-INLINE __m256i mulhi8(__m256i x, __m256i y) {
-  const __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(x, y), 32);
+INLINE __m256i mul_wide8(__m256i x, __m256i y, __m256i& high) {
+  const __m256i even = _mm256_mul_epu32(x, y);
   const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), _mm256_srli_epi64(y, 32));
-  return _mm256_blend_epi32(even, odd, 0xaa);
+  high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
 }
-INLINE vu mulhi(vu x, vu y) { return PAIR(mulhi8); }
+INLINE vu mul_wide(vu x, vu y, vu& high) {
+  const __m256i low_a = mul_wide8(x.a, y.a, high.a);
+  return {low_a, mul_wide8(x.b, y.b, high.b)};
+}
 template <int N> INLINE vu shl(vu x) { return BOTH(_mm256_slli_epi32, N); }
 template <int N> INLINE vu shr(vu x) { return BOTH(_mm256_srli_epi32, N); }
 

@@ -32,11 +32,11 @@ INLINE vu operator-(vu x, vu y) { return {_mm512_sub_epi32(x.a, y.a)}; }
 INLINE vu operator&(vu x, vu y) { return {_mm512_and_si512(x.a, y.a)}; }
 INLINE vu operator|(vu x, vu y) { return {_mm512_or_si512(x.a, y.a)}; }
 INLINE vu operator^(vu x, vu y) { return {_mm512_xor_si512(x.a, y.a)}; }
-INLINE vu mul(vu x, vu y) { return {_mm512_mullo_epi32(x.a, y.a)}; }
-INLINE vu mulhi(vu x, vu y) {
-  const __m512i even = _mm512_srli_epi64(_mm512_mul_epu32(x.a, y.a), 32);
+INLINE vu mul_wide(vu x, vu y, vu& high) {
+  const __m512i even = _mm512_mul_epu32(x.a, y.a);
   const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(x.a, 32), _mm512_srli_epi64(y.a, 32));
-  return {_mm512_mask_blend_epi32(0xaaaa, even, odd)};
+  high.a = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+  return {_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32))};
 }
 template <int N> INLINE vu shl(vu x) { return {_mm512_slli_epi32(x.a, N)}; }
 template <int N> INLINE vu shr(vu x) { return {_mm512_srli_epi32(x.a, N)}; }

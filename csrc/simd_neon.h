@@ -34,10 +34,11 @@ INLINE vu operator-(vu x, vu y) { QUAD(vu, vsubq_u32(x.a[i], y.a[i])); }
 INLINE vu operator&(vu x, vu y) { QUAD(vu, vandq_u32(x.a[i], y.a[i])); }
 INLINE vu operator|(vu x, vu y) { QUAD(vu, vorrq_u32(x.a[i], y.a[i])); }
 INLINE vu operator^(vu x, vu y) { QUAD(vu, veorq_u32(x.a[i], y.a[i])); }
-INLINE vu mul(vu x, vu y) { QUAD(vu, vmulq_u32(x.a[i], y.a[i])); }
-INLINE vu mulhi(vu x, vu y) {
-  QUAD(vu, vuzp2q_u32(vreinterpretq_u32_u64(vmull_u32(vget_low_u32(x.a[i]), vget_low_u32(y.a[i]))),
-                      vreinterpretq_u32_u64(vmull_high_u32(x.a[i], y.a[i]))));
+INLINE vu mul_wide(vu x, vu y, vu& high) {
+  for (int i = 0; i < 4; ++i)
+    high.a[i] = vuzp2q_u32(vreinterpretq_u32_u64(vmull_u32(vget_low_u32(x.a[i]), vget_low_u32(y.a[i]))),
+                           vreinterpretq_u32_u64(vmull_high_u32(x.a[i], y.a[i])));
+  QUAD(vu, vmulq_u32(x.a[i], y.a[i]));
 }
 template <int N> INLINE vu shl(vu x) { QUAD(vu, vshlq_n_u32(x.a[i], N)); }
 template <int N> INLINE vu shr(vu x) { QUAD(vu, vshrq_n_u32(x.a[i], N)); }

@@ -32,8 +32,10 @@ INLINE vu operator-(vu x, vu y) { LANES(vu, x.a[i] - y.a[i]); }
 INLINE vu operator&(vu x, vu y) { LANES(vu, x.a[i] & y.a[i]); }
 INLINE vu operator|(vu x, vu y) { LANES(vu, x.a[i] | y.a[i]); }
 INLINE vu operator^(vu x, vu y) { LANES(vu, x.a[i] ^ y.a[i]); }
-INLINE vu mul(vu x, vu y) { LANES(vu, x.a[i] * y.a[i]); }
-INLINE vu mulhi(vu x, vu y) { LANES(vu, static_cast<uint32_t>((uint64_t{x.a[i]} * y.a[i]) >> 32)); }
+INLINE vu mul_wide(vu x, vu y, vu& high) {
+  for (int i = 0; i < 16; ++i) high.a[i] = static_cast<uint32_t>((uint64_t{x.a[i]} * y.a[i]) >> 32);
+  LANES(vu, x.a[i] * y.a[i]);
+}
 template <int N> INLINE vu shl(vu x) { LANES(vu, x.a[i] << N); }
 template <int N> INLINE vu shr(vu x) { LANES(vu, x.a[i] >> N); }
 

@@ -13,8 +13,9 @@ import torch
 from batchgen.errors import EngineError
 from batchgen.kernels import cpu
 from batchgen.kernels.packing import PackedWeight
+from batchgen.kernels.sample_rows import Draws, SampleRows
 
-__all__ = ["PackedWeight", "attention", "embedding", "linear", "rms_norm", "rotary_store", "silu_mul"]
+__all__ = ["PackedWeight", "attention", "embedding", "linear", "rms_norm", "rotary_store", "sample", "silu_mul"]
 
 Tensor: TypeAlias = torch.Tensor
 
@@ -72,3 +73,8 @@ def attention(
     Returns bf16 [T, Hq * D].
     """
     return _on(q).attention(q, cache, block_tables, query_start, positions)  # type: ignore[no-any-return]
+
+
+def sample(logits: Tensor, rows: SampleRows, *, processed_logprobs: bool) -> Draws:
+    """Draw one token for each row.  logits float32 [R, V], raw, only read."""
+    return _on(logits).sample(logits, rows, processed_logprobs=processed_logprobs)  # type: ignore[no-any-return]

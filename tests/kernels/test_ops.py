@@ -1,4 +1,4 @@
-"""Row ops and attention: equal to their twins on every instruction set; a row's bits do not depend on its neighbours."""
+"""Row ops and attention: equal to their twins on every instruction set, a row's bits whatever its neighbours are."""
 
 from collections.abc import Iterator
 

@@ -30,14 +30,14 @@ CHAT_TEMPLATE = (
 
 
 def tiny_config(family: str, **changes: Any) -> dict[str, Any]:
-    """config.json of a tiny model: 2 layers, width 64, 4 heads over 2, a head size of its own where one is allowed."""
+    """config.json of a tiny model: 2 layers, width 128, 4 heads over 2; the down projection spans two K-blocks."""
     architecture = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family] + "ForCausalLM"
     config = {
         "architectures": [architecture],
         "model_type": family,
         "vocab_size": tiny_tokenizer().get_vocab_size(),
-        "hidden_size": 64,
-        "intermediate_size": 96,
+        "hidden_size": 128,
+        "intermediate_size": 320,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,

@@ -29,6 +29,12 @@ def address(tensor: torch.Tensor | None, dtype: torch.dtype, *shape: int) -> int
     return tensor.data_ptr()
 
 
+def require_multiple(name: str, value: int, multiple: int) -> None:
+    """Raises EngineError unless `value` is a multiple: the kernels read and write whole vectors."""
+    if value % multiple:
+        raise EngineError(f"{name} is {value}; the kernels take multiples of {multiple}")
+
+
 def set_threads(n: int) -> None:
     """Use n threads for every op. The number cannot be seen in the bits."""
     library().set_threads(n)

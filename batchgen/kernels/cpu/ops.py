@@ -2,8 +2,8 @@
 
 import torch
 
-from batchgen.kernels.constants import BLOCK_SIZE, PANEL
-from batchgen.kernels.cpu.native import address, library
+from batchgen.kernels.constants import BLOCK_SIZE, LANES, PANEL
+from batchgen.kernels.cpu.native import address, library, require_multiple
 from batchgen.kernels.packing import PackedWeight
 
 Tensor = torch.Tensor
@@ -39,6 +39,7 @@ def embedding(ids: Tensor, table: PackedWeight) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     T, H = x.shape
+    require_multiple("the width of a norm", H, LANES)
     out = torch.empty(T, H, dtype=BF16)
     library().rms_norm(address(x, F32, T, H), address(weight, F32, H), out.data_ptr(), eps, T, H)
     return out
@@ -46,6 +47,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def silu_mul(x: Tensor) -> Tensor:
     T, width = x.shape
+    require_multiple("the width of silu_mul's input", width, 2 * LANES)
     out = torch.empty(T, width // 2, dtype=BF16)
     library().silu_mul(address(x, F32, T, width), out.data_ptr(), T, width // 2)
     return out
@@ -70,6 +72,7 @@ def rotary_store(
     T, width = qkv.shape
     Hk, D = cache[1].shape[1], cache[1].shape[3]
     Hq = width // D - 2 * Hk
+    require_multiple("head_dim", D, 2 * LANES)
     q = torch.empty(T, Hq, D, dtype=BF16)
     q_norm, k_norm = norms or (None, None)
     angles = len(rotary[0])
@@ -97,6 +100,8 @@ def attention(
 ) -> Tensor:
     T, Hq, D = q.shape
     Hk = cache[1].shape[1]
+    require_multiple("head_dim", D, 2 * LANES)
+    require_multiple("the number of query heads", Hq, Hk)
     S, blocks = block_tables.shape
     out = torch.empty(T, Hq * D, dtype=BF16)
     library().attention(

@@ -24,7 +24,7 @@ _DTYPES: dict[str, type[np.generic]] = {
 }
 
 
-def sample(logits: torch.Tensor, rows: SampleRows, *, processed_logprobs: bool, reach: float = 8.0) -> Draws:
+def sample(logits: torch.Tensor, rows: SampleRows, *, processed_logprobs: bool, reach: float = 6.0) -> Draws:
     """Draw one token for each row.  logits float32 [R, V], raw, only read; the definition is reference.sampler.sample.
 
     processed_logprobs: log-probabilities of the filtered distribution instead of the raw logits. `reach`, in units of

@@ -1,0 +1,59 @@
+"""From sequences to the sampler's arrays, and from its answer to draws."""
+
+import collections.abc
+
+import numpy as np
+import torch
+
+from batchgen import kernels
+from batchgen.engine.batch import Sampled
+from batchgen.engine.sequence import Sequence
+from batchgen.kernels.sample_rows import Draws, IdLists, SampleRows
+
+
+def draw(logits: torch.Tensor, sequences: collections.abc.Sequence[Sequence], *, processed: bool) -> list[Sampled]:
+    """The next token of each sequence.  logits float32 [R, V], raw; `processed` says which logprobs are recorded."""
+    draws = kernels.sample(logits, sample_rows(sequences), processed_logprobs=processed)
+    return [_sampled(draws, row, sequence) for row, sequence in enumerate(sequences)]
+
+
+def sample_rows(sequences: collections.abc.Sequence[Sequence]) -> SampleRows:
+    params = [sequence.request.params for sequence in sequences]
+
+    def floats(name: str) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+        return np.array([getattr(p, name) for p in params], np.float32)
+
+    return SampleRows(
+        seed=np.array([sequence.request.seed for sequence in sequences], np.uint64),
+        position=np.array([sequence.num_tokens for sequence in sequences], np.int64),
+        temperature=floats("temperature"),
+        top_p=np.array([p.top_p for p in params], np.float64),
+        min_p=floats("min_p"),
+        top_k=np.array([p.top_k for p in params], np.int32),
+        presence_penalty=floats("presence_penalty"),
+        frequency_penalty=floats("frequency_penalty"),
+        repetition_penalty=floats("repetition_penalty"),
+        bias=IdLists.with_values([p.logit_bias for p in params], np.float32),
+        banned=IdLists.of([sequence.banned_token_ids_now for sequence in sequences]),
+        # A list that its penalty would not change a logit with is not worth its copy.
+        output=IdLists.with_values(
+            [s.output_counts if p.presence_penalty or p.frequency_penalty else {} for s, p in zip(sequences, params, strict=True)], np.int32
+        ),
+        seen=IdLists.of([s.seen_token_ids if p.repetition_penalty != 1 else () for s, p in zip(sequences, params, strict=True)]),
+        top_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
+    )
+
+
+def _sampled(draws: Draws, row: int, sequence: Sequence) -> Sampled:
+    wanted = sequence.request.params.logprobs
+    if wanted is None:
+        return Sampled(int(draws.token[row]), 0.0, (), (), bool(draws.finite[row]))
+    # Fewer than `wanted` tokens may be left after the filters; their places hold -1.
+    listed = int((draws.top_ids[row, :wanted] >= 0).sum())
+    return Sampled(
+        token_id=int(draws.token[row]),
+        logprob=float(draws.logprob[row]),
+        top_ids=tuple(draws.top_ids[row, :listed].tolist()),
+        top_values=tuple(draws.top_values[row, :listed].tolist()),
+        finite=bool(draws.finite[row]),
+    )

@@ -1,0 +1,90 @@
+"""Proof, at every start, that this machine computes the profile it is asked for.
+
+Each op runs on small inputs made of integers; the digest of all outputs is recorded here. It changes with any bit of
+any op, and then the profile needs a new version.
+"""
+
+import hashlib
+
+import numpy as np
+import torch
+
+from batchgen import kernels
+from batchgen.errors import EngineError
+from batchgen.kernels.packing import pack
+from batchgen.kernels.sample_rows import IdLists, SampleRows
+
+GOLDEN = {"portable/1": "df3b64062e3a56f9d4efda29d6c6fc0caaff3c6fe2e30e63118d4c48c8294cfc"}
+
+
+def check_profile(numerics: str) -> str:
+    """The kernel-set digest of the profile `numerics`. Raises EngineError when this machine's kernels give another."""
+    found = kernel_set_digest()
+    if found != GOLDEN[numerics]:
+        raise EngineError(
+            f"the kernels of this machine do not compute {numerics}: {found[:16]}… is not {GOLDEN[numerics][:16]}…",
+            hint="no row made here could be reproduced; the build or the processor is at fault",
+        )
+    return found
+
+
+def kernel_set_digest() -> str:
+    """SHA-256 (hex) over the outputs of every op."""
+    digest = hashlib.sha256()
+    T, H, Hq, Hk, D, V = 37, 288, 4, 2, 32, 515
+    x = _numbers(1, T, H)
+    table = pack(_numbers(2, V, H).to(torch.bfloat16))
+    embedded = kernels.embedding(torch.arange(T, dtype=torch.int32) * 13, table)
+    normed = kernels.rms_norm(x * 3, _numbers(3, H), 1e-5)
+    qkv = kernels.linear(normed, pack(_numbers(4, (Hq + 2 * Hk) * D, H).to(torch.bfloat16)), _numbers(5, (Hq + 2 * Hk) * D))
+    cache = (
+        torch.zeros(2, Hk, D // 2, 32, 2, dtype=torch.bfloat16),
+        torch.zeros(2, Hk, 16, D, 2, dtype=torch.bfloat16),
+    )
+    positions = torch.arange(T, dtype=torch.int32)
+    place = (positions, torch.arange(T))
+    norms = (_numbers(6, D), _numbers(7, D))
+    rotary = (_numbers(8, T, D // 2), _numbers(9, T, D // 2))
+    q = kernels.rotary_store(qkv, norms, 1e-6, rotary, place, cache)
+    tables, start = torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([0, T], dtype=torch.int32)
+    attended = kernels.attention(q, cache, tables, start, positions)
+    out = kernels.linear(attended, pack(_numbers(10, H, Hq * D).to(torch.bfloat16)), residual=x)
+    gated = kernels.silu_mul(out * 4)
+    logits = kernels.linear(normed, table)
+    for tensor in (embedded, normed, qkv, *cache, q, attended, out, gated, logits):
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    for processed in (False, True):
+        draws = kernels.sample(logits, _sample_rows(T), processed_logprobs=processed)
+        for array in (draws.token, draws.logprob, draws.top_ids, draws.top_values, draws.finite):
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _numbers(lane: int, *shape: int) -> torch.Tensor:
+    """float32 in [-1, 1), made by integer arithmetic alone."""
+    count = int(np.prod(shape))
+    mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(lane << 40)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    return torch.from_numpy((mixed >> np.uint64(40)).astype(np.float32) * np.float32(2**-23) - np.float32(1)).view(shape)
+
+
+def _sample_rows(R: int) -> SampleRows:
+    """Rows of every kind: greedy, plain, filtered, penalised."""
+    row = np.arange(R)
+    return SampleRows(
+        seed=np.arange(R, dtype=np.uint64) << np.uint64(33),
+        position=row.astype(np.int64),
+        temperature=np.where(row % 5 == 0, 0, 0.5 + row / 16).astype(np.float32),
+        top_p=np.where(row % 3 == 1, 0.75, 1.0).astype(np.float64),
+        min_p=np.where(row % 7 == 3, 0.125, 0).astype(np.float32),
+        top_k=np.where(row % 4 == 2, 9, 0).astype(np.int32),
+        presence_penalty=np.where(row % 6 == 1, 0.5, 0).astype(np.float32),
+        frequency_penalty=np.where(row % 6 == 2, 0.25, 0).astype(np.float32),
+        repetition_penalty=np.where(row % 6 == 3, 1.25, 1).astype(np.float32),
+        bias=IdLists.with_values([{3: 1.5} for _ in row], np.float32),
+        banned=IdLists.of([(int(r), 500) for r in row]),
+        output=IdLists.with_values([{7: 2, int(r) + 40: 1} for r in row], np.int32),
+        seen=IdLists.of([(7, int(r) + 40, 400) for r in row]),
+        top_logprobs=(row % 22 - 1).astype(np.int32),
+    )

@@ -1,0 +1,100 @@
+"""A tiny real model, requests that use every sampling feature, and completions as comparable bytes."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from support.jobs import job_spec
+from support.tiny_models import write_tiny
+
+from batchgen.engine.engine import Engine
+from batchgen.engine.kv_cache import block_bytes
+from batchgen.executor.run_config import RunConfig
+from batchgen.executor.start import start_engine
+from batchgen.loader import LoadedModel, load_model
+from batchgen.records import Completion, Request, SamplingParams
+from batchgen.seeds import sample_seed
+
+MAX_MODEL_LEN = 160
+VOCAB = 200  # ids below this are ordinary in every tiny model
+
+PARAMS = (
+    SamplingParams(temperature=0, max_tokens=12, logprobs=3),
+    SamplingParams(temperature=0.8, top_p=0.95, max_tokens=10, logprobs=0),
+    SamplingParams(temperature=1.3, max_tokens=12, ignore_eos=True, logprobs=5),
+    SamplingParams(temperature=1.0, top_k=20, min_p=0.02, max_tokens=8, logprobs=1),
+    SamplingParams(temperature=0.7, top_p=0.6, top_k=50, repetition_penalty=1.2, max_tokens=12, logprobs=2),
+    SamplingParams(temperature=0.9, presence_penalty=0.5, frequency_penalty=0.7, max_tokens=14, min_tokens=9),
+    SamplingParams(temperature=1.1, stop=("e", "th"), max_tokens=16, logprobs=2, logit_bias={7: 2.5, 40: -3.0}),
+)
+BAD_WORDS = ((11,), (12, 13))
+
+
+@cache
+def requests(count: int = 64, max_tokens: int | None = None) -> tuple[Request, ...]:
+    """Prompts of 1 to 70 tokens, lengths around the edges of blocks among them."""
+    lengths = (1, 31, 32, 33, 5, 64, 17, 65, 2, 40, 70, 8, 63, 3)
+    made = []
+    for i in range(count):
+        params = PARAMS[i % len(PARAMS)]
+        made.append(
+            Request(
+                row_key=f"row-{i}",
+                sample_index=i % 3,
+                seed=sample_seed(7, f"row-{i}", i % 3),
+                prompt_token_ids=tuple((7 * i + p * (i % 5 + 1)) % (VOCAB - 3) + 3 for p in range(lengths[i % 14])),
+                params=params if max_tokens is None else replace(params, max_tokens=min(max_tokens, params.max_tokens)),
+                bad_words_token_ids=BAD_WORDS if i % 4 == 0 else (),
+            )
+        )
+    return tuple(made)
+
+
+def load_tiny(folder: Path, family: str = "llama", **config: Any) -> LoadedModel:
+    """Writes a tiny model to `folder` and loads all but its weights."""
+    write_tiny(folder / family, family, **config)
+    spec = job_spec(model={"path": family, "max_model_len": MAX_MODEL_LEN})
+    return load_model(spec, folder, lambda done, total: None)
+
+
+def make_engine(
+    model: LoadedModel, *, max_num_seqs: int = 64, max_num_batched_tokens: int = 256, num_blocks: int = 400, threads: int = 1
+) -> Engine:
+    run_config = RunConfig(
+        out=Path("unused"),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_bytes=num_blocks * block_bytes(model.config),
+        threads=threads,
+    )
+    return start_engine(job_spec(model={"path": "unused", "max_model_len": MAX_MODEL_LEN}), model, run_config)
+
+
+def generate(engine: Engine, wanted: Iterable[Request]) -> dict[str, str]:
+    """What became of each request, with every float as its bits."""
+    wanted = list(wanted)
+    done = {completion.row_key: as_bits(completion) for completion in engine.generate(wanted)}
+    assert done.keys() == {request.row_key for request in wanted}
+    return done
+
+
+def as_bits(completion: Completion) -> str:
+    def plain(value: Any) -> Any:
+        if isinstance(value, float):
+            return value.hex()
+        return [plain(v) for v in value] if isinstance(value, tuple) else value
+
+    return json.dumps([plain(getattr(completion, name)) for name in Completion.__slots__])
+
+
+def assert_same(actual: dict[str, str], expected: dict[str, str], what: str) -> None:
+    """Fail at the first row whose bits differ, showing both."""
+    for key, bits in actual.items():
+        assert bits == expected[key], f"{what}: {key} differs\n  {bits}\n  {expected[key]}"
+
+
+def rows(completions: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
+    return {key: completions[key] for key in keys}
