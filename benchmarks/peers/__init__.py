@@ -1,0 +1,1 @@
+"""Other engines behind one small interface, each measured in a process of its own."""
