@@ -1,24 +1,27 @@
 """The commands: parse, call, print, exit code."""
 
 import json
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import click
 
-from batchgen import __version__, terminal
-from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, BatchgenError, Interrupted, VerifyError
+from batchgen import terminal
+from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, BatchgenError, Interrupted, ModelError, VerifyError
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.first_rows import first_rows
-from batchgen.io.manifest import manifest_schema, read_manifest
+from batchgen.io.manifest import Manifest, manifest_schema, read_manifest
 from batchgen.io.schema import rows_schema
 from batchgen.loader import load_job, load_model, prompt_builder
 from batchgen.preflight import preflight
 from batchgen.progress import display
 from batchgen.spec import JobSpec, job_schema, load_spec
-from batchgen.verify.integrity import verify
+from batchgen.verify.integrity import verify_run
 
 EXAMPLES = """\b
 Examples:
@@ -61,7 +64,7 @@ class Command(click.Command):
             error = caught
         if ctx.params.get("as_json"):
             emit(terminal.error_json(error))
-        terminal.print_error(terminal.stderr(), error)
+        terminal.print_error(error)
         return ctx.exit(error.exit_code)
 
 
@@ -75,13 +78,16 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, epilog=EXAMPLES, context_settings={"max_content_width": 100})
-@click.version_option(__version__)
+@click.version_option(package_name="batchgen")
 def cli() -> None:
     """Offline batch generation with language models, the same bytes every time.
 
     A job file says which model answers which prompts, and how tokens are drawn. A run is a folder of Parquet files in
     which every row carries a hash, with one root over all of them: equal jobs give equal roots.
     """
+    log = logging.getLogger("batchgen")
+    log.setLevel(logging.INFO)
+    log.handlers = [terminal.LogHandler()]
 
 
 @cli.command()
@@ -107,12 +113,12 @@ def run(
         max_num_batched_tokens=max_num_batched_tokens,
         threads=threads,
     )
-    with display(terminal.stderr()) as shown:
+    with display(terminal.ERR) as shown:
         report = run_job(job, config, on_fetch=shown.fetched, on_progress=shown.made)
     if as_json:
         emit({"out": str(config.out), **asdict(report), "exit_code": report.exit_code})
     else:
-        terminal.print_report(terminal.stdout(), config.out, report)
+        terminal.print_report(config.out, report)
     leave(report.exit_code)
 
 
@@ -125,13 +131,13 @@ def plan(job: Path, as_json: bool) -> None:
     Builds every prompt: counts tokens, finds empty, overlong and repeated prompts and text that looks like a control
     token, and estimates the output. Loads no weights. Exits with 3 if some row cannot be answered.
     """
-    with display(terminal.stderr()) as shown:
+    with display(terminal.ERR) as shown:
         loaded, model = load_job(job, shown.fetched)
         found = preflight(loaded.spec, loaded.inputs, prompt_builder(loaded.spec, model))
     if as_json:
         emit(found.to_dict())
     else:
-        terminal.print_preflight(terminal.stdout(), loaded.spec, found)
+        terminal.print_preflight(loaded.spec, found)
     leave(EXIT_ERROR_ROWS if found.faults else EXIT_OK)
 
 
@@ -144,11 +150,11 @@ def verify_(run: Path, as_json: bool) -> None:
     Computes all hashes again from the files, and names each row that is missing, doubled, changed or foreign, and each
     file that is torn. Needs the folder alone: neither model nor input.
     """
-    verdict = verify(run)
+    verdict = verify_run(run)
     if as_json:
         emit({"ok": verdict.ok, **asdict(verdict)})
     else:
-        terminal.print_verdict(terminal.stdout(), run, verdict)
+        terminal.print_verdict(run, verdict)
     leave(EXIT_OK if verdict.ok else VerifyError.exit_code)
 
 
@@ -166,9 +172,7 @@ def show(run: Path, rows: int, as_json: bool) -> None:
     if as_json:
         emit({"rows": found})
         return
-    with display(terminal.stderr()) as shown:
-        model = load_model(JobSpec.from_resolved(manifest.spec), Path(), shown.fetched)
-    terminal.print_rows(terminal.stdout(), found, model.tokenizer.decode)
+    terminal.print_rows(found, decoder(manifest))
 
 
 @cli.command()
@@ -179,6 +183,17 @@ def schema(name: str) -> None:
     Of a job file, of a row of the output, or of the manifest of a run.
     """
     click.echo(json.dumps(SCHEMAS[name](), indent=2))
+
+
+def decoder(manifest: Manifest) -> Callable[[Sequence[int]], str] | None:
+    """Turns the run's prompt ids into text, if its model is still there."""
+    try:
+        with display(terminal.ERR) as shown:
+            model = load_model(JobSpec.from_resolved(manifest.spec), Path(), shown.fetched)
+    except ModelError as error:
+        terminal.print_note(f"prompts are not shown, for the tokenizer is not at hand: {error.where} {error.message}")
+        return None
+    return model.tokenizer.decode
 
 
 def emit(value: object) -> None:
@@ -193,4 +208,7 @@ def leave(exit_code: int) -> None:
 
 def main() -> None:
     """The program `batchgen`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that is not UTF-8 shows escapes, and ends no job
+            stream.reconfigure(errors="backslashreplace")
     cli(prog_name="batchgen")

@@ -1,5 +1,9 @@
-"""What the commands print for people: rows of a run, tables of counts, errors. No markup is read from data."""
+"""What the commands print for people: rows of a run, tables of counts, errors.
 
+Text that comes from data is shown as it is: no markup is read from it, and a control character is a picture of itself.
+"""
+
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,24 +23,38 @@ from batchgen.verify.integrity import Verdict
 
 PROMPT_TAIL = 400  # characters
 _WIDTH = 100  # of text that is read, whatever the terminal's
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+# stdout is for what was asked for, stderr for all else. Numbers and paths get no colours of their own.
+OUT = Console(highlight=False)
+ERR = Console(stderr=True, highlight=False)
 
 
-def stdout() -> Console:
-    """For what was asked for. Numbers and paths get no colours of their own."""
-    return Console(highlight=False)
+class LogHandler(logging.Handler):
+    """What the package logs, as plain lines on stderr that leave a bar in peace."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        style = "yellow" if record.levelno >= logging.WARNING else ""
+        ERR.print(plain(self.format(record), style), soft_wrap=True)
 
 
-def stderr() -> Console:
-    """For all else."""
-    return Console(stderr=True, highlight=False)
+def plain(text: object, style: str = "") -> Text:
+    """Text that cannot move the cursor, colour the screen or ring the bell."""
+    return Text(str(text).translate(_VISIBLE), style)
 
 
-def print_error(console: Console, error: BatchgenError) -> None:
+def print_error(error: BatchgenError) -> None:
     """error: file: field: message, and below it what to do."""
     place = f"{error.where}: " if error.where else ""
-    console.print(Text.assemble(("error: ", "bold red"), place, error.message), soft_wrap=True)
+    ERR.print(Text.assemble(("error: ", "bold red"), plain(place + error.message)), soft_wrap=True)
     if error.hint:
-        console.print(Text(f"  {error.hint}"), soft_wrap=True)
+        ERR.print(plain(f"  {error.hint}"), soft_wrap=True)
+
+
+def print_note(text: str) -> None:
+    """A line that is no error."""
+    ERR.print(plain(text), soft_wrap=True)
 
 
 def error_json(error: BatchgenError) -> dict[str, Any]:
@@ -52,7 +70,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> Table:
     table.add_column(overflow="fold", max_width=_WIDTH)
     for name, value in pairs:
         if value is not None:
-            table.add_row(name, value if isinstance(value, Text) else Text(str(value)))
+            table.add_row(name, value if isinstance(value, Text) else plain(value))
     return table
 
 
@@ -74,15 +92,15 @@ def row_view(row: Mapping[str, Any], prompt: str | None) -> RenderableType:
     """One sample: where it comes from, the end of its prompt, its answer or its failure, its hash."""
     failed = row["status"] == "error"
     if failed:
-        result = "error", Text(f"{row['error_code']}: {row['error_message']}", "red")
+        result = "error", plain(f"{row['error_code']}: {row['error_message']}", "red")
     else:
-        result = "answer", Text(row["text"]) if row["text"] else Text("(empty)", "dim")
-    title = Text.assemble((str(row["row_key"]), "bold"), f" · sample {row['sample_index']}")
+        result = "answer", plain(row["text"]) if row["text"] else Text("(empty)", "dim")
+    title = Text.assemble(plain(row["row_key"], "bold"), f" · sample {row['sample_index']}")
     table = facts(
         [
             ("prompt", None if prompt is None else tail(prompt)),
             result,
-            ("ended", ending(row)),
+            ("ended", None if failed else ending(row)),
             ("hash", row["row_hash"]),
         ]
     )
@@ -92,35 +110,33 @@ def row_view(row: Mapping[str, Any], prompt: str | None) -> RenderableType:
 def tail(prompt: str) -> Text:
     """The last characters of a prompt, with a mark where the rest is left out."""
     if len(prompt) <= PROMPT_TAIL:
-        return Text(prompt.strip(), "italic")
-    return Text.assemble(("… ", "dim"), (prompt[-PROMPT_TAIL:].strip(), "italic"))
+        return plain(prompt.strip(), "italic")
+    return Text.assemble(("… ", "dim"), plain(prompt[-PROMPT_TAIL:].strip(), "italic"))
 
 
 def ending(row: Mapping[str, Any]) -> str:
     """stop "###", 131 tokens in, 57 out"""
     reason = f"{row['finish_reason']} {row['stop_reason']!r}" if row["stop_reason"] else str(row["finish_reason"])
-    counts = (("in", row["num_prompt_tokens"]), ("out", row["num_output_tokens"]))
-    tokens = ", ".join(f"{number(count)} tokens {side}" for side, count in counts if count is not None)
-    return f"{reason}, {tokens}" if tokens else reason
+    return f"{reason}, {number(row['num_prompt_tokens'])} tokens in, {number(row['num_output_tokens'])} tokens out"
 
 
-def print_rows(console: Console, rows: Sequence[Mapping[str, Any]], prompt_of: Callable[[Sequence[int]], str]) -> None:
-    """Each row, set for reading."""
+def print_rows(rows: Sequence[Mapping[str, Any]], decode: Callable[[Sequence[int]], str] | None) -> None:
+    """Each row, set for reading. Without `decode` the prompts are left out."""
     for row in rows:
         ids = row["prompt_token_ids"]
-        console.print(row_view(row, None if ids is None else prompt_of(ids)))
+        OUT.print(row_view(row, decode(ids) if decode and ids is not None else None))
 
 
-def print_report(console: Console, out: Path, report: JobReport) -> None:
+def print_report(out: Path, report: JobReport) -> None:
     """What a finished run holds; the last line is its root."""
     counts, made = report.counts, report.counts.rows - report.resumed
     if not made:
-        console.print(Text(f"{out} was finished already; every hash holds"), soft_wrap=True)
+        OUT.print(plain(f"{out} was finished already; every hash holds"), soft_wrap=True)
     ends = f"{number(counts.stop)} stop, {number(counts.length)} length, {number(counts.error)} error"
     here = f"{number(made)} samples in {clock(report.seconds)}"
     if made and report.resumed:
         here += f", {number(report.resumed)} were there already"
-    console.print(
+    OUT.print(
         facts(
             [
                 ("run", out),
@@ -130,15 +146,15 @@ def print_report(console: Console, out: Path, report: JobReport) -> None:
             ]
         )
     )
-    console.print(f"root {report.root}", soft_wrap=True)
+    OUT.print(f"root {report.root}", soft_wrap=True)
 
 
-def print_preflight(console: Console, spec: JobSpec, found: Preflight) -> None:
+def print_preflight(spec: JobSpec, found: Preflight) -> None:
     """What a job would meet."""
     tokens, n, rows = found.prompt_tokens, spec.sampling.n, number(found.num_rows)
     files = f"{found.num_files} file" + "s" * (found.num_files > 1)
     spread = f"{tokens.minimum} shortest, {tokens.median} median, {tokens.maximum} longest"
-    console.print(
+    OUT.print(
         facts(
             [
                 ("job", spec.name),
@@ -156,7 +172,7 @@ def print_preflight(console: Console, spec: JobSpec, found: Preflight) -> None:
     )
     for fault in found.faults:
         line = f"  {number(fault.count)} {fault.code}; the first is {fault.first}: {fault.message}"
-        console.print(Text(line, "red"), soft_wrap=True)
+        OUT.print(plain(line, "red"), soft_wrap=True)
 
 
 def look_alikes(found: Preflight, spec: JobSpec) -> str:
@@ -176,15 +192,13 @@ def histogram(buckets: Sequence[tuple[int, int]]) -> Text:
     return Text("\n".join(lines))
 
 
-def print_verdict(console: Console, run: Path, verdict: Verdict) -> None:
+def print_verdict(run: Path, verdict: Verdict) -> None:
     """ok and the root, or each finding on its line."""
     for finding in verdict.findings:
-        console.print(Text(str(finding)), soft_wrap=True)
+        OUT.print(plain(finding), soft_wrap=True)
     if verdict.ok:
-        console.print(Text(f"ok: {run}, {number(verdict.rows)} rows, every hash holds"), soft_wrap=True)
-        console.print(f"root {verdict.root}", soft_wrap=True)
+        OUT.print(plain(f"ok: {run}, {number(verdict.rows)} rows, every hash holds"), soft_wrap=True)
+        OUT.print(f"root {verdict.root}", soft_wrap=True)
         return
     counts = ", ".join(f"{number(count)} {kind}" for kind, count in sorted(verdict.counts.items()))
-    console.print(
-        Text.assemble(("not ok", "bold red"), f": {run}, {number(verdict.rows)} rows, {counts}"), soft_wrap=True
-    )
+    OUT.print(Text.assemble(("not ok", "bold red"), f": {run}, {number(verdict.rows)} rows, {counts}"), soft_wrap=True)

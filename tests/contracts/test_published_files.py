@@ -23,7 +23,9 @@ def schema(name: str) -> dict[str, Any]:
 
 def commands(text: str) -> list[str]:
     """The lines of a document's console blocks, in order."""
-    return [line for block in re.findall(r"```(?:sh|console)\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    return [
+        line for block in re.findall(r"```(?:sh|console)\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
+    ]
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -1,0 +1,85 @@
+"""Progress: rates that do not flatter, a bar on a terminal, lines elsewhere."""
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from batchgen.executor.base import Progress
+from batchgen.progress import BarDisplay, LineDisplay, clock, display, fetch_text, job_text
+
+
+def progress(done: int, resumed: int, tokens: int, seconds: float, errors: int = 0) -> Progress:
+    return Progress(
+        samples=656,
+        done=done,
+        resumed=resumed,
+        errors=errors,
+        output_tokens=tokens,
+        started=time.perf_counter() - seconds,
+    )
+
+
+def test_before_the_first_sample_there_is_no_rate() -> None:
+    assert job_text(progress(0, 0, 0, 5.0)) == "0/656"
+
+
+def test_rate_and_time_left() -> None:
+    assert job_text(progress(156, 0, 15_000, 100.0)) == "156/656, 150 tok/s, 5:21 left"
+
+
+def test_a_resumed_run_is_judged_by_what_this_process_made() -> None:
+    assert job_text(progress(556, 456, 15_000, 100.0)) == "556/656, 150 tok/s, 1:40 left"
+
+
+def test_errors_show() -> None:
+    assert job_text(progress(156, 0, 15_000, 100.0, errors=3)).startswith("156/656, 3 errors, ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (545, "9:05"), (3599.7, "1:00:00"), (7745, "2:09:05")]
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def test_bytes() -> None:
+    assert fetch_text(12_000_000, 94_400_000) == "12/94 MB"
+    assert fetch_text(12_000_000, None) == "12 MB"
+
+
+def test_lines_come_at_intervals_also_when_nothing_is_new() -> None:
+    out = io.StringIO()
+    with display(Console(file=out), seconds=0.02) as shown:
+        assert isinstance(shown, LineDisplay)
+        shown.fetched(1_000_000, 2_000_000)
+        time.sleep(0.1)
+        shown.made(progress(10, 0, 100, 10.0))
+        time.sleep(0.1)
+    lines = out.getvalue().splitlines()
+    assert lines.count("model 1/2 MB") >= 2
+    assert lines[-1].startswith("samples 10/656, 10 tok/s, ")
+    time.sleep(0.1)
+    assert out.getvalue().splitlines() == lines, "nothing is said after the end"
+
+
+def test_a_short_job_says_nothing() -> None:
+    out = io.StringIO()
+    with display(Console(file=out)) as shown:
+        shown.made(progress(656, 0, 100, 1.0))
+    assert out.getvalue() == ""
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    out = io.StringIO()
+    with display(Console(file=out, force_terminal=True, width=80)) as shown:
+        assert isinstance(shown, BarDisplay)
+        shown.fetched(1_000_000, 2_000_000)
+        shown.made(progress(156, 0, 15_000, 100.0))
+    assert "156/656, 150 tok/s, 5:21 left" in out.getvalue()
+
+
+def test_an_error_passes_through() -> None:
+    with pytest.raises(RuntimeError, match="boom"), display(Console(file=io.StringIO())):
+        raise RuntimeError("boom")

@@ -1,0 +1,114 @@
+"""What people read: rows, counts and errors, with nothing in the data taken for an instruction."""
+
+import logging
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from batchgen import terminal
+from batchgen.errors import BatchgenError, SpecError
+
+ROW: dict[str, Any] = {
+    "row_key": "summarise-07",
+    "sample_index": 1,
+    "status": "ok",
+    "error_code": None,
+    "error_message": None,
+    "text": "A library moves.",
+    "finish_reason": "stop",
+    "stop_reason": None,
+    "num_prompt_tokens": 1131,
+    "num_output_tokens": 57,
+    "row_hash": "9f" * 16,
+}
+
+
+def rendered(view: RenderableType, width: int = 80) -> str:
+    console = Console(width=width, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(view)
+    return capture.get()
+
+
+def test_a_row() -> None:
+    lines = [line.rstrip() for line in rendered(terminal.row_view(ROW, "Summarise this.")).splitlines()]
+    assert lines[0].startswith("summarise-07 · sample 1 ─")
+    assert lines[1:] == [
+        "prompt  Summarise this.",
+        "answer  A library moves.",
+        "ended   stop, 1,131 tokens in, 57 tokens out",
+        f"hash    {'9f' * 16}",
+        "",
+    ]
+
+
+def test_the_end_of_a_long_prompt() -> None:
+    text = rendered(terminal.row_view(ROW, "beginning " + "word " * 200 + "and the question"))
+    assert "beginning" not in text
+    assert "… " in text
+    assert "and the question" in text
+
+
+def test_an_error_row_and_an_empty_answer() -> None:
+    failed = {**ROW, "status": "error", "error_code": "template", "error_message": "no such role", "text": None}
+    assert "error  template: no such role" in rendered(terminal.row_view(failed, None))
+    assert "answer  (empty)" in rendered(terminal.row_view({**ROW, "text": ""}, None))
+
+
+def test_a_stop_string_is_shown_as_it_is() -> None:
+    assert terminal.ending({**ROW, "stop_reason": "\n\n"}).startswith(r"stop '\n\n', ")
+
+
+@pytest.mark.parametrize("text", ["[bold]loud[/bold]", "[red", ":smile:", "https://a.example/b"])
+def test_no_markup_is_read_from_data(text: str) -> None:
+    shown = rendered(terminal.row_view({**ROW, "text": text, "row_key": text}, text))
+    assert shown.count(text) == 3
+    assert "\x1b" not in shown
+
+
+def test_control_characters_are_pictures() -> None:
+    shown = rendered(
+        terminal.row_view({**ROW, "text": "a\x1b[2Jb\x07\r\x9b1mc\n\td", "row_key": "\x1b]0;t\x07"}, "\x08")
+    )
+    assert not any(char in shown for char in "\x1b\x07\r\x9b\x08")
+    assert "a␛[2Jb␇␍\ufffd1mc" in shown
+    assert "␛]0;t␇" in shown
+
+
+def test_the_histogram_keeps_small_counts_visible() -> None:
+    lines = terminal.histogram([(32, 1), (1024, 300)]).plain.splitlines()
+    assert lines == ["≤    32  █ 1", f"≤ 1,024  {'█' * 30} 300"]
+
+
+def test_size() -> None:
+    sizes = [terminal.size(value) for value in (0, 999, 1000, 1_250_000, 3.2e9, 5e12)]
+    assert sizes == ["0 B", "999 B", "1.0 kB", "1.2 MB", "3.2 GB", "5.0 TB"]
+
+
+def test_an_error_is_one_line_and_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    where = "jobs/" + "a" * 120 + ".yaml: sampling.top_p"
+    terminal.print_error(SpecError("must be at most 1, got [2]", where=where, hint="1 is off"))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"error: {where}: must be at most 1, got [2]\n  1 is off\n"
+    terminal.print_error(BatchgenError("plain"))
+    assert capsys.readouterr().err == "error: plain\n"
+
+
+def test_an_error_as_an_object() -> None:
+    assert terminal.error_json(SpecError("unknown key", where="a.yaml: sead", hint="did you mean 'seed'?")) == {
+        "error": {
+            "kind": "SpecError",
+            "where": "a.yaml: sead",
+            "message": "unknown key",
+            "hint": "did you mean 'seed'?",
+            "exit_code": 4,
+        }
+    }
+
+
+def test_log_lines_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    record = logging.LogRecord("batchgen", logging.WARNING, "", 0, "%s; its shard is made again", ("torn [x]",), None)
+    terminal.LogHandler().handle(record)
+    assert capsys.readouterr() == ("", "torn [x]; its shard is made again\n")
