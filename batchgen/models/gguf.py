@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from batchgen.models.config import ModelConfig
 from batchgen.models.config_gguf import ROPE_FACTORS, config_from_gguf
 from batchgen.models.dequant import dequantize
 from batchgen.models.gguf_file import GgufFile
@@ -33,8 +32,9 @@ def open_gguf(path: Path) -> Checkpoint:
     stored = {_hf_name(name): name for name in file.tensors if name != ROPE_FACTORS}
     shapes = {hf: file.tensors[name].shape for hf, name in stored.items()}
     check_inventory(shapes, config, lambda _: str(path))
-    # The rotary halves of a head lie interleaved in files of the "llama" architecture.
-    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if _interleaved(config) else {}
+    heads = {}
+    if config.architecture == "LlamaForCausalLM":  # there, the rotary halves of a head lie interleaved
+        heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
 
     def read(name: str) -> torch.Tensor:
         kind = file.tensors[stored[name]].type
@@ -44,10 +44,6 @@ def open_gguf(path: Path) -> Checkpoint:
         return tensor if n is None else tensor.view(n, -1, 2, tensor.shape[-1]).transpose(1, 2).reshape(tensor.shape)
 
     return Checkpoint(config, str(path), read)
-
-
-def _interleaved(config: ModelConfig) -> bool:
-    return config.architecture == "LlamaForCausalLM"
 
 
 def _hf_name(name: str) -> str:
