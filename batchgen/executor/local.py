@@ -22,8 +22,8 @@ from batchgen.io.hashing import ROW_HASH, MerkleTree, params_hash
 from batchgen.io.manifest import InputRecord, Manifest, PlanRecord, Tally
 from batchgen.io.run_folder import RunFolder
 from batchgen.io.schema import SCHEMA_VERSION, Row, output_schema, rows_to_table
-from batchgen.plan import Plan, Shard, make_plan
 from batchgen.io.shard_check import check_shard
+from batchgen.plan import Plan, Shard, make_plan
 
 _log = logging.getLogger(__name__)
 

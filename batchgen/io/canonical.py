@@ -72,6 +72,30 @@ def plain_type(type_: pa.DataType, column: str = "") -> pa.DataType:
     )
 
 
+def to_plain(array: pa.Array) -> pa.Array:
+    """`array` under its `plain_type`. Casts leaves only: Arrow's casts of nested slices read what lies outside them."""
+    plain = plain_type(array.type)
+    if array.type == plain:
+        return array
+    if pa.types.is_dictionary(array.type):
+        return to_plain(array.dictionary_decode())
+    if isinstance(array.type, pa.BaseExtensionType):
+        return to_plain(array.storage)
+    if pa.types.is_map(plain):
+        pairs = _list_of_pairs(array)
+        keys, items = (to_plain(column) for column in pairs.flatten().flatten())
+        return pa.MapArray.from_arrays(_offsets(pairs, pa.int32()), keys, items, plain, mask=pairs.is_null())
+    if _is_list(plain):
+        large = pa.types.is_large_list(plain)
+        offsets = _offsets(array, pa.int64() if large else pa.int32())
+        make = (pa.LargeListArray if large else pa.ListArray).from_arrays
+        return make(offsets, to_plain(array.flatten()), plain, mask=array.is_null())
+    if pa.types.is_struct(plain):
+        columns = [to_plain(array.field(index)) for index in range(plain.num_fields)]
+        return pa.StructArray.from_arrays(columns, fields=list(plain), mask=array.is_null())
+    return array.cast(plain)
+
+
 def type_json(type_: pa.DataType) -> Type:
     """The logical type as JSON: "int8", ["list", "string"], ["struct", [["a", "int8"]]], ["timestamp", "us", "utc"]."""
     type_ = plain_type(type_)
@@ -121,30 +145,45 @@ def batches(table: pa.Table) -> list[pa.RecordBatch]:
 
 def encode(array: pa.Array) -> Cells:
     """The canonical values of `array`."""
-    plain = plain_type(array.type)
-    if array.type != plain:
-        array = (array.storage if isinstance(array.type, pa.BaseExtensionType) else array).cast(plain)
+    array = to_plain(array)
+    type_ = array.type
+    if pa.types.is_map(type_):
+        array = _list_of_pairs(array)
+        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        return _lists(array, valid, _interleave([encode(column) for column in array.flatten().flatten()]))
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
-    if pa.types.is_null(plain):
+    if pa.types.is_null(type_):
         return Cells(np.zeros(len(array), np.uint32), np.ones(len(array), np.int64))
-    if pa.types.is_map(plain):
-        array = array.cast(pa.list_(pa.struct([pa.field("k", plain.key_type), pa.field("v", plain.item_type)])))
-        pairs = [encode(column) for column in array.flatten().flatten()]
-        return _lists(array, valid, _interleave(pairs))
-    if _is_list(plain):
+    if _is_list(type_):
         return _lists(array, valid, encode(array.flatten()))
-    if pa.types.is_struct(plain):
+    if pa.types.is_struct(type_):
         fields = _interleave([encode(column) for column in array.filter(pa.array(valid)).flatten()])
         lens = np.zeros(len(array), np.int64)
         lens[valid] = fields.lens
         return _with_heads(valid.astype(np.uint32), Cells(fields.words, lens))
-    if _is_bytes(plain):
-        return _bytes(array, valid)
-    return _fixed(array, valid)
+    return _bytes(array, valid) if _is_bytes(type_) else _fixed(array, valid)
+
+
+def _counts(lists: pa.Array) -> NDArray[np.int64]:
+    counts: NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return counts.astype(np.int64)
+
+
+def _offsets(lists: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Of `lists.flatten()`."""
+    return pa.array(np.concatenate([[0], np.cumsum(_counts(lists))]), type_)
+
+
+def _list_of_pairs(maps: pa.MapArray) -> pa.ListArray:
+    """list<struct<key, value>> over the same buffers."""
+    pairs = pa.StructArray.from_arrays([maps.keys, maps.items], ["key", "value"])
+    return pa.Array.from_buffers(
+        pa.list_(pairs.type), len(maps), maps.buffers()[:2], offset=maps.offset, children=[pairs]
+    )
 
 
 def _lists(array: pa.Array, valid: NDArray[np.bool_], elements: Cells) -> Cells:
-    counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    counts = _counts(array)
     ends = np.concatenate([[0], np.cumsum(elements.lens)])
     stops = np.cumsum(counts)
     lens = ends[stops] - ends[stops - counts]

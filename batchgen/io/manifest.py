@@ -134,6 +134,7 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest of the run at `folder`. Raises RunError when it cannot be written."""
     write_atomically(folder / FILE_NAME, manifest.to_json().encode())
 
 

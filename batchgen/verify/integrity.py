@@ -1,4 +1,4 @@
-"""verify: is a run, file by file and row by row, what its manifest says? Reads files only."""
+"""verify_run: is a run, file by file and row by row, what its manifest says? Reads files only."""
 
 import hashlib
 from collections import Counter
@@ -27,7 +27,7 @@ class Verdict:
         return not self.counts
 
 
-def verify(run: Path, keys_of: KeysOf | None = None) -> Verdict:
+def verify_run(run: Path, keys_of: KeysOf | None = None) -> Verdict:
     """Recompute every leaf, digest, count and the root of the run at `run` from its files alone.
 
     Memory does not grow with the number of rows. `keys_of`, where the input is at hand, names the rows of files that

@@ -1,0 +1,139 @@
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pyarrow as pa
+import pytest
+import rfc8785
+
+from batchgen.errors import RunError
+from batchgen.io.manifest import (
+    InputRecord,
+    Manifest,
+    PlanRecord,
+    ShardRecord,
+    Tally,
+    manifest_schema,
+    part_name,
+    read_manifest,
+    write_manifest,
+)
+
+ROOT = Path(__file__).parents[2]
+SPEC = {"name": "é", "sampling": {"temperature": 1.0, "stop": ["@", None]}}
+
+
+def shard(index: int, start: int, stop: int) -> ShardRecord:
+    return ShardRecord(index, start, stop, "d" * 64, "k" * 64, Tally(2 * (stop - start), 1, 1, 0, 9, 5))
+
+
+def manifest(*shards: ShardRecord) -> Manifest:
+    empty = Manifest(
+        schema_version=1,
+        batchgen_version="0.1.0",
+        fingerprint={"job_fingerprint": hashlib.sha256(rfc8785.dumps(SPEC)).hexdigest()},
+        spec=SPEC,
+        job_yaml_sha256="j",
+        inputs=(InputRecord("in.parquet", "s", 5),),
+        plan=PlanRecord(rows=5, n=2, rows_per_shard=2, digest="p"),
+        columns=(("row_key", "string"), ("token_ids", ["list", "int32"])),
+        run_config={"threads": None},
+    )
+    return empty.with_shards(shards)
+
+
+@pytest.mark.parametrize("shards", [(), (shard(0, 0, 2),), (shard(2, 4, 5), shard(0, 0, 2), shard(1, 2, 4))])
+def test_round_trip(tmp_path: Path, shards: tuple[ShardRecord, ...]) -> None:
+    written = manifest(*shards)
+    write_manifest(tmp_path, written)
+    assert read_manifest(tmp_path) == written
+    jsonschema.validate(json.loads((tmp_path / "manifest.json").read_text()), manifest_schema())
+
+
+def test_shards_are_sorted_counted_and_one_a_line() -> None:
+    two = manifest(shard(1, 2, 4), shard(0, 0, 2))
+    assert [record.index for record in two.shards] == [0, 1]
+    assert two.counts == Tally(8, 2, 2, 0, 18, 10)
+    assert sum('"index"' in line for line in two.to_json().splitlines()) == 2
+
+
+def test_finished_is_all_shards_and_a_root() -> None:
+    full = manifest(shard(0, 0, 2), shard(1, 2, 4), shard(2, 4, 5))
+    assert not full.finished
+    assert replace(full, root="r").finished
+    assert not replace(manifest(shard(0, 0, 2)), root="r").finished
+
+
+def test_tally_of_rows() -> None:
+    table = pa.table(
+        {
+            "finish_reason": ["stop", "error", "length", "stop"],
+            "num_prompt_tokens": pa.array([1, None, 3, 4], pa.int32()),
+            "num_output_tokens": pa.array([5, None, 6, 0], pa.int32()),
+        }
+    )
+    assert Tally.of(table) == Tally(4, 2, 1, 1, 8, 11)
+    assert Tally.of(table.slice(0, 0)) == Tally()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "has schema version 2, and this batchgen reads 1"),
+        ({"shards": [{"index": 0}]}, r"shards\.0\.start: is damaged"),
+        ({"surprise": 1}, "surprise: is damaged"),
+        ({"root": 7}, "root: is damaged"),
+        ({"plan": {"rows": "5", "n": 2, "rows_per_shard": 2, "digest": "p"}}, r"plan\.rows: is damaged"),
+    ],
+)
+def test_a_manifest_that_is_not_one(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    document = json.loads(manifest().to_json()) | change
+    (tmp_path / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(RunError, match=message):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_manifest_that_is_torn(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(RunError, match="is damaged"):
+        read_manifest(tmp_path)
+
+
+def test_no_manifest(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "gone"):
+        with pytest.raises(RunError, match="is not a run folder"):
+            read_manifest(path)
+
+
+def test_a_sound_manifest_does_not_contradict_itself() -> None:
+    assert list(manifest(shard(0, 0, 2), shard(2, 4, 5)).contradictions()) == []
+
+
+@pytest.mark.parametrize(
+    ("edited", "message"),
+    [
+        (replace(manifest(), spec={**SPEC, "name": "other"}), "job_fingerprint is not that of its spec"),
+        (replace(manifest(shard(0, 0, 2)), counts=Tally(3)), "not the sum"),
+        (manifest(shard(0, 0, 3)), "shard 0 is not one of the plan's"),
+        (manifest(shard(3, 6, 8)), "shard 3 is not one of the plan's"),
+        (manifest(shard(0, 0, 2), shard(0, 0, 2)), "shard 0 is not one of the plan's"),
+    ],
+)
+def test_contradictions(edited: Manifest, message: str) -> None:
+    [found] = edited.contradictions()
+    assert message in found
+
+
+def test_part_names_hang_on_the_index_alone() -> None:
+    assert [part_name(index) for index in (0, 12, 123456)] == [
+        "rows/part-00000.parquet", "rows/part-00012.parquet", "rows/part-123456.parquet",
+    ]  # fmt: skip
+
+
+def test_the_published_schema_is_the_code() -> None:
+    published = json.loads((ROOT / "schemas" / "manifest.schema.json").read_text(encoding="utf-8"))
+    assert published == manifest_schema()
