@@ -30,12 +30,12 @@ def test_defaults_and_end_of_turn(tmp_path: Path, tiny_llama: Path) -> None:
     config = parse(
         tiny_llama,
         tmp_path,
-        llama__attention__key_length=None,
+        llama__attention__key_length=None,  # then it is width / heads
         llama__rope__freq_base=None,
         llama__expert_count=0,
         tokenizer__ggml__eot_token_id=7,
     )
-    assert (config.head_dim, config.rope_theta, config.eos_token_ids) == (16, 10000.0, (2, 7))
+    assert (config.head_dim, config.rope_theta, config.eos_token_ids) == (32, 10000.0, (2, 7))
 
 
 def test_a_sliding_window_limits_the_context(tmp_path: Path, tiny_llama: Path) -> None:
@@ -66,11 +66,11 @@ def test_llama3_scaling_is_known_by_its_factors(tmp_path: Path, factor: float) -
 
 
 def test_factors_of_one_change_nothing(tmp_path: Path, tiny_llama: Path) -> None:
-    assert parse(tiny_llama, tmp_path, {"rope_freqs.weight": np.ones(8, np.float32)}).rope_scaling is None
+    assert parse(tiny_llama, tmp_path, {"rope_freqs.weight": np.ones(16, np.float32)}).rope_scaling is None
 
 
 @pytest.mark.parametrize(
-    "factors", [np.linspace(1, 8, 8, dtype=np.float32), np.ones(7, np.float32), np.zeros(8, np.float32)]
+    "factors", [np.linspace(1, 8, 16, dtype=np.float32), np.ones(15, np.float32), np.zeros(16, np.float32)]
 )
 def test_other_factors_are_refused(tmp_path: Path, tiny_llama: Path, factors: np.ndarray[Any, Any]) -> None:
     with pytest.raises(ModelError, match=r"rope_freqs\.weight"):
@@ -84,8 +84,8 @@ def test_other_factors_are_refused(tmp_path: Path, tiny_llama: Path, factors: np
         ({"llama__attention__layer_norm_rms_epsilon": None}, "rms_epsilon: the key is missing"),
         ({"llama__attention__head_count": 4.0}, "must be an integer"),
         ({"llama__rope__freq_base": 10000}, "must be a float"),
-        ({"llama__rope__dimension_count": 8}, "8 differs from the head size 16"),
-        ({"llama__attention__value_length": 32}, "32 differs from the head size 16"),
+        ({"llama__rope__dimension_count": 8}, "8 differs from the head size 32"),
+        ({"llama__attention__value_length": 64}, "64 differs from the head size 32"),
         ({"llama__rope__scaling__type": "yarn"}, "'yarn' is not supported"),
         ({"llama__expert_count": 8}, r"llama\.expert_count: unknown key \(its value is 8\)"),
         ({"llama__logit_scale": 2.0}, r"llama\.logit_scale: unknown key"),

@@ -21,7 +21,7 @@ def parse(family: str = "llama", drop: str = "", **changes: Any) -> Any:
 def test_llama() -> None:
     config = parse()
     assert (config.architecture, config.qkv_bias, config.qk_norm) == ("LlamaForCausalLM", False, False)
-    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 16)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 32)
     assert config.rms_norm_eps == as_float32(1e-5) != 1e-5
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
     assert config.max_context == config.max_position_embeddings == 512
@@ -30,7 +30,7 @@ def test_llama() -> None:
 def test_family_traits() -> None:
     assert parse("qwen2").qkv_bias
     assert parse("qwen3").qk_norm
-    assert parse("qwen3").head_dim == 32
+    assert parse("qwen3", head_dim=128).head_dim == 128
     assert not parse("mistral").qkv_bias
 
 

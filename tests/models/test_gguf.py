@@ -19,9 +19,9 @@ from batchgen.models.gguf import open_gguf
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_same_tensors_and_digest_as_the_folder(tmp_path: Path, family: str, kind: str, tied: bool) -> None:
     """q and k of the llama architecture lie interleaved in the file; a wrong way back would show here."""
-    folder = write_tiny(tmp_path / "model", family, tie_word_embeddings=tied, head_dim=32)
+    folder = write_tiny(tmp_path / "model", family, tie_word_embeddings=tied, head_dim=16)
     checkpoint = open_gguf(write_tiny_gguf(tmp_path / "m.gguf", folder, kind))
-    for name, tensor in tiny_weights(tiny_config(family, tie_word_embeddings=tied, head_dim=32)).items():
+    for name, tensor in tiny_weights(tiny_config(family, tie_word_embeddings=tied, head_dim=16)).items():
         assert_bitwise(checkpoint.tensor(name), tensor, name)
     assert checkpoint.weights_digest() == open_folder(folder).weights_digest()
 
@@ -35,8 +35,7 @@ def test_quantised_tensors_are_rounded_once(tmp_path: Path, kind: str) -> None:
         if tensor.ndim == 2:
             values = gguf.quants.dequantize(gguf.quants.quantize(tensor.float().numpy(), stored), stored)
             assert_bitwise(checkpoint.tensor(name), torch.from_numpy(values).to(torch.bfloat16), name)
-    same = checkpoint.weights_digest() == open_folder(folder).weights_digest()
-    assert same == (kind == "F16")  # which holds these bfloat16 values exactly
+    assert checkpoint.weights_digest() != open_folder(folder).weights_digest()
 
 
 @pytest.mark.model
@@ -81,5 +80,5 @@ def test_a_missing_layer_is_refused(tmp_path: Path, tiny_llama: Path) -> None:
 
 
 def test_a_wrong_shape_is_refused(tmp_path: Path, tiny_llama: Path) -> None:
-    with pytest.raises(ModelError, match=r"and the config says \[100, 64\]"):
+    with pytest.raises(ModelError, match=r"and the config says \[100, 128\]"):
         open_gguf(write_tiny_gguf(tmp_path / "m.gguf", tiny_llama, metadata={"llama.feed_forward_length": 100}))
