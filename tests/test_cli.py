@@ -176,7 +176,7 @@ def test_verify_names_what_is_wrong(tmp_path: Path) -> None:
     (folder / "run/rows/part-00001.parquet").unlink()
     result = batchgen("verify", folder / "run")
     assert result.exit_code == 8
-    assert "missing: rows/part-00001.parquet" in result.stdout
+    assert "torn: rows/part-00001.parquet: there is no such file" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("not ok: ")
     assert json.loads(batchgen("verify", folder / "run", "--json").stdout)["ok"] is False
 
