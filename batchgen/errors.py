@@ -10,7 +10,8 @@
     ├── Interrupted        130   the user asked to stop; what is committed is valid
     └── RowError            --   one row failed; it becomes a row of the output, never an exit
 
-0 means that every row is ok, 3 (`EXIT_ERROR_ROWS`) that the job finished and some rows hold errors. click keeps 2 for usage.
+0 means that every row is ok, 3 (`EXIT_ERROR_ROWS`) that the job finished and some rows hold errors; click keeps 2 for
+wrong usage.
 """
 
 from collections.abc import Iterable

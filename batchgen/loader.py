@@ -10,7 +10,7 @@ from batchgen.io.inputs import scan_inputs
 from batchgen.models.config import ModelConfig
 from batchgen.models.files import read_config
 from batchgen.models.gguf_file import GgufFile
-from batchgen.models.source import cache_root, resolve_model
+from batchgen.models.source import resolve_model
 from batchgen.records import SamplingParams
 from batchgen.spec import JobSpec, load_spec
 from batchgen.text.prompt import PromptBuilder

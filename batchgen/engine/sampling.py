@@ -37,9 +37,15 @@ def sample_rows(sequences: collections.abc.Sequence[Sequence]) -> SampleRows:
         banned=IdLists.of([sequence.banned_token_ids_now for sequence in sequences]),
         # A list that its penalty would not change a logit with is not worth its copy.
         output=IdLists.with_values(
-            [s.output_counts if p.presence_penalty or p.frequency_penalty else {} for s, p in zip(sequences, params, strict=True)], np.int32
+            [
+                s.output_counts if p.presence_penalty or p.frequency_penalty else {}
+                for s, p in zip(sequences, params, strict=True)
+            ],
+            np.int32,
         ),
-        seen=IdLists.of([s.seen_token_ids if p.repetition_penalty != 1 else () for s, p in zip(sequences, params, strict=True)]),
+        seen=IdLists.of(
+            [s.seen_token_ids if p.repetition_penalty != 1 else () for s, p in zip(sequences, params, strict=True)]
+        ),
         top_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
     )
 

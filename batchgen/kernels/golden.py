@@ -36,7 +36,9 @@ def kernel_set_digest() -> str:
     table = pack(_numbers(2, V, H).to(torch.bfloat16))
     embedded = kernels.embedding(torch.arange(T, dtype=torch.int32) * 13, table)
     normed = kernels.rms_norm(x * 3, _numbers(3, H), 1e-5)
-    qkv = kernels.linear(normed, pack(_numbers(4, (Hq + 2 * Hk) * D, H).to(torch.bfloat16)), _numbers(5, (Hq + 2 * Hk) * D))
+    qkv = kernels.linear(
+        normed, pack(_numbers(4, (Hq + 2 * Hk) * D, H).to(torch.bfloat16)), _numbers(5, (Hq + 2 * Hk) * D)
+    )
     cache = (
         torch.zeros(2, Hk, D // 2, 32, 2, dtype=torch.bfloat16),
         torch.zeros(2, Hk, 16, D, 2, dtype=torch.bfloat16),
@@ -66,7 +68,9 @@ def _numbers(lane: int, *shape: int) -> torch.Tensor:
     mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(lane << 40)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    return torch.from_numpy((mixed >> np.uint64(40)).astype(np.float32) * np.float32(2**-23) - np.float32(1)).view(shape)
+    return torch.from_numpy((mixed >> np.uint64(40)).astype(np.float32) * np.float32(2**-23) - np.float32(1)).view(
+        shape
+    )
 
 
 def _sample_rows(R: int) -> SampleRows:

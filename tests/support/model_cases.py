@@ -1,7 +1,7 @@
 """A tiny real model, requests that use every sampling feature, and completions as comparable bytes."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -40,17 +40,38 @@ def requests(count: int = 64, max_tokens: int | None = None) -> tuple[Request, .
     made = []
     for i in range(count):
         params = PARAMS[i % len(PARAMS)]
+        if max_tokens is not None:
+            params = replace(
+                params,
+                max_tokens=min(max_tokens, params.max_tokens),
+                min_tokens=min(max_tokens // 2, params.min_tokens),
+            )
         made.append(
             Request(
                 row_key=f"row-{i}",
                 sample_index=i % 3,
                 seed=sample_seed(7, f"row-{i}", i % 3),
                 prompt_token_ids=tuple((7 * i + p * (i % 5 + 1)) % (VOCAB - 3) + 3 for p in range(lengths[i % 14])),
-                params=params if max_tokens is None else replace(params, max_tokens=min(max_tokens, params.max_tokens)),
+                params=params,
                 bad_words_token_ids=BAD_WORDS if i % 4 == 0 else (),
             )
         )
     return tuple(made)
+
+
+@cache
+def long_requests() -> tuple[Request, ...]:
+    """Outputs that outgrow the blocks they begin with, so that small pools run out."""
+    return tuple(
+        Request(
+            row_key=f"long-{i}",
+            sample_index=0,
+            seed=sample_seed(8, f"long-{i}", 0),
+            prompt_token_ids=tuple((5 * i + p) % (VOCAB - 3) + 3 for p in range(9 + 3 * i)),
+            params=replace(PARAMS[i % len(PARAMS)], max_tokens=75, min_tokens=0, ignore_eos=True, stop=()),
+        )
+        for i in range(10)
+    )
 
 
 def load_tiny(folder: Path, family: str = "llama", **config: Any) -> LoadedModel:
@@ -61,7 +82,12 @@ def load_tiny(folder: Path, family: str = "llama", **config: Any) -> LoadedModel
 
 
 def make_engine(
-    model: LoadedModel, *, max_num_seqs: int = 64, max_num_batched_tokens: int = 256, num_blocks: int = 400, threads: int = 1
+    model: LoadedModel,
+    *,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 256,
+    num_blocks: int = 400,
+    threads: int = 1,
 ) -> Engine:
     run_config = RunConfig(
         out=Path("unused"),
@@ -94,7 +120,3 @@ def assert_same(actual: dict[str, str], expected: dict[str, str], what: str) -> 
     """Fail at the first row whose bits differ, showing both."""
     for key, bits in actual.items():
         assert bits == expected[key], f"{what}: {key} differs\n  {bits}\n  {expected[key]}"
-
-
-def rows(completions: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
-    return {key: completions[key] for key in keys}

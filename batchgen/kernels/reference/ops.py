@@ -127,7 +127,7 @@ def attention(
 def _attend(query: Array, past: list[tuple[Array, Array]], length: int) -> Array:
     """One head of one token over blocks of keys [D, 32] and values [32, D]; what lies past `length` is not read."""
     D = len(query)
-    maximum, weight_sum, mixed = ZERO, ZERO, np.zeros(D, np.float32)
+    maximum, weight_sum, mixed = np.float32(0), np.zeros((), np.float32), np.zeros(D, np.float32)
     for b, (key, value) in enumerate(past):
         valid = min(BLOCK_SIZE, length - b * BLOCK_SIZE)
         score = np.zeros(valid, np.float32)
@@ -147,4 +147,4 @@ def _attend(query: Array, past: list[tuple[Array, Array]], length: int) -> Array
             shrink = exp(maximum - new_maximum)
             weight_sum, mixed = fma(weight_sum, shrink, block_sum), fma(mixed, shrink, block_mixed)
         maximum = new_maximum
-    return mixed / weight_sum  # type: ignore[no-any-return]
+    return mixed / weight_sum

@@ -1,0 +1,65 @@
+"""Batch size and batch mates. Guards against kernels, splits or sampling paths that look at how many rows there are:
+vLLM #51187 moved logprobs at 44 and 45 sequences only, so every size from 1 to 64 is tried.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.model_cases import assert_same, generate, make_engine, requests
+
+from batchgen import kernels
+from batchgen.kernels.packing import PackedWeight, unpack
+from batchgen.loader import LoadedModel
+
+
+@pytest.mark.parametrize("size", range(1, 65))
+def test_every_batch_size(model: LoadedModel, alone: dict[str, str], size: int) -> None:
+    """`size` sequences at once, from a place in the list that moves with it, so that rows meet other mates."""
+    batch = [requests()[(size * 5 + i) % 64] for i in range(size)]
+    assert_same(generate(make_engine(model, max_num_seqs=size), batch), alone, f"batch of {size}")
+
+
+def test_every_width(model: LoadedModel, alone: dict[str, str]) -> None:
+    """All 64 through windows of other widths: who runs beside whom changes with every finished row."""
+    for width in (2, 3, 7, 17, 44, 45, 64):
+        assert_same(generate(make_engine(model, max_num_seqs=width), requests()), alone, f"width {width}")
+
+
+def batch_dependent(
+    x: torch.Tensor, weight: PackedWeight, bias: object = None, residual: object = None
+) -> torch.Tensor:
+    """A linear whose order of summation follows the number of rows, as a split-K chosen by the batch would."""
+    w = unpack(weight).float()
+    splits = 1 + len(x) % 3
+    y = sum(a @ b.t() for a, b in zip(x.float().tensor_split(splits, 1), w.tensor_split(splits, 1), strict=True))
+    for extra in (bias, residual):
+        y = y + extra if isinstance(extra, torch.Tensor) else y
+    assert isinstance(y, torch.Tensor)
+    return y
+
+
+def test_counter_a_batch_dependent_sum_is_caught(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, wide = make_engine(model, max_num_seqs=1), make_engine(model, max_num_seqs=6)  # proven before the fault
+    monkeypatch.setattr(kernels, "linear", batch_dependent)
+    one_by_one, together = generate(narrow, requests(6)), generate(wide, requests(6))
+    with pytest.raises(AssertionError, match="differs"):
+        assert_same(together, one_by_one, "batch of 6")
+
+
+def test_counter_shared_noise_is_caught(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise keyed by the place in the batch (SGLang PR #35697) instead of the sample's seed."""
+    import batchgen.engine.sampling as sampling
+
+    right: Callable[..., object] = sampling.sample_rows
+
+    def by_place(sequences: list[object]) -> object:
+        rows = right(sequences)
+        rows.seed[:] = range(len(sequences))  # type: ignore[attr-defined]
+        return rows
+
+    monkeypatch.setattr(sampling, "sample_rows", by_place)
+    one_by_one = generate(make_engine(model, max_num_seqs=1), requests(16))
+    together = generate(make_engine(model, max_num_seqs=16), requests(16))
+    with pytest.raises(AssertionError, match="differs"):
+        assert_same(together, one_by_one, "batch of 16")

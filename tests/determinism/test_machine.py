@@ -1,0 +1,56 @@
+"""Threads and instruction sets: the size of the machine cannot be seen."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.model_cases import assert_same, generate, make_engine, requests
+
+from batchgen import kernels
+from batchgen.errors import EngineError
+from batchgen.kernels import golden
+from batchgen.kernels.cpu.native import library
+from batchgen.loader import LoadedModel
+
+SETS = library().instruction_sets()
+
+
+@pytest.fixture(autouse=True)
+def restore() -> Iterator[None]:
+    yield
+    library().use(SETS[-1])
+    library().set_threads(1)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_threads(model: LoadedModel, alone: dict[str, str], threads: int) -> None:
+    assert_same(generate(make_engine(model, threads=threads), requests()), alone, f"{threads} threads")
+    assert library().threads() == threads
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_instruction_sets(model: LoadedModel, alone: dict[str, str], isa: str) -> None:
+    library().use(isa)
+    assert_same(generate(make_engine(model, threads=2), requests(14 if isa == "scalar" else 64)), alone, isa)
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_every_set_computes_the_profile(isa: str) -> None:
+    library().use(isa)
+    assert golden.kernel_set_digest() == golden.GOLDEN["portable/1"]
+
+
+def test_counter_a_machine_that_computes_otherwise_is_refused(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of one op, and the engine does not start."""
+    exact = kernels.silu_mul
+
+    def off_by_one(x: torch.Tensor) -> torch.Tensor:
+        out = exact(x)
+        out.view(torch.int16)[-1, -1] ^= 1
+        return out
+
+    monkeypatch.setattr(kernels, "silu_mul", off_by_one)
+    with pytest.raises(EngineError, match="do not compute portable/1"):
+        make_engine(model)

@@ -1,0 +1,52 @@
+"""A fresh process, with another hash seed and other threads, makes the same rows (guards: syv-ai #75, four cold starts,
+four answers), and so does another instruction set's build of the same source.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.model_cases import assert_same, load_tiny
+
+from batchgen.loader import LoadedModel
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from support.model_cases import generate, load_tiny, make_engine, requests
+model = load_tiny(Path(sys.argv[1]))
+print(json.dumps(generate(make_engine(model, max_num_seqs=int(sys.argv[2]), threads=int(sys.argv[3])), requests())))
+"""
+
+
+def in_a_process(folder: Path, max_num_seqs: int, threads: int, hash_seed: str) -> dict[str, str]:
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), str(max_num_seqs), str(threads)],
+        env={**os.environ, "PYTHONPATH": str(tests), "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    answers: dict[str, str] = json.loads(done.stdout)
+    return answers
+
+
+@pytest.mark.parametrize(("max_num_seqs", "threads", "hash_seed"), [(64, 2, "1"), (5, 1, "2")])
+def test_a_fresh_process(
+    alone: dict[str, str], tmp_path: Path, max_num_seqs: int, threads: int, hash_seed: str
+) -> None:
+    assert_same(in_a_process(tmp_path, max_num_seqs, threads, hash_seed), alone, f"hash seed {hash_seed}")
+
+
+def test_counter_another_model_is_seen(alone: dict[str, str], tmp_path: Path, model: LoadedModel) -> None:
+    """One weight apart: the comparison would notice."""
+    from support.model_cases import generate, make_engine, requests
+
+    other = load_tiny(tmp_path, seed=1)
+    assert other.config == model.config
+    with pytest.raises(AssertionError, match="differs"):
+        assert_same(generate(make_engine(other), requests(8)), alone, "other weights")
