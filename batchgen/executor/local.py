@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from types import FrameType
 
 import pyarrow as pa
@@ -52,7 +51,7 @@ def run_local(
     not be made again as they were), and what inputs and engine raise. After any of them the folder is valid, and the
     same call goes on from there.
     """
-    with RunFolder.open(config.out) as folder, _stoppable(config.out):
+    with RunFolder.open(config.out) as folder, _stoppable(folder):
         plan, schema = _open_run(folder, job, engine, config)
         tree = MerkleTree()
         trusted = _resume(folder, plan, tree)
@@ -70,6 +69,7 @@ def run_local(
             progress.count(row)
             on_progress(progress)
 
+        on_progress(progress)
         run_shards(job, shards, engine, 8 * max(config.max_num_seqs, plan.rows_per_shard * plan.n), commit, on_row)
         return JobReport(_finish(folder, tree.root(plan.num_samples)), folder.started.counts, resumed, progress.seconds)
 
@@ -133,7 +133,7 @@ def _finish(folder: RunFolder, root: str) -> str:
 
 
 @contextlib.contextmanager
-def _stoppable(run: Path) -> Iterator[None]:
+def _stoppable(folder: RunFolder) -> Iterator[None]:
     """The first SIGINT or SIGTERM ends the block with Interrupted; a second one ends the process at once."""
     signals = (signal.SIGINT, signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
@@ -149,7 +149,12 @@ def _stoppable(run: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stopped:
-        raise Interrupted(f"stopped by {stopped}", where=str(run), hint="the same command goes on from here") from None
+        there = folder.manifest
+        kept = (
+            f"{there.counts.rows} of {there.plan.rows * there.plan.n} samples are kept" if there else "nothing was made"
+        )
+        hint = "the same command goes on from here"
+        raise Interrupted(f"stopped by {stopped}; {kept}", where=str(folder.path), hint=hint) from None
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
