@@ -141,10 +141,10 @@ def plan(job: Path, as_json: bool) -> None:
     leave(EXIT_ERROR_ROWS if found.faults else EXIT_OK)
 
 
-@cli.command("verify")
+@cli.command()
 @RUN
 @AS_JSON
-def verify_(run: Path, as_json: bool) -> None:
+def verify(run: Path, as_json: bool) -> None:
     """Check every hash of RUN.
 
     Computes all hashes again from the files, and names each row that is missing, doubled, changed or foreign, and each
@@ -172,7 +172,7 @@ def show(run: Path, rows: int, as_json: bool) -> None:
     if as_json:
         emit({"rows": found})
         return
-    terminal.print_rows(found, decoder(manifest))
+    terminal.print_rows(found, decoder(run, manifest))
 
 
 @cli.command()
@@ -185,15 +185,15 @@ def schema(name: str) -> None:
     click.echo(json.dumps(SCHEMAS[name](), indent=2))
 
 
-def decoder(manifest: Manifest) -> Callable[[Sequence[int]], str] | None:
+def decoder(run: Path, manifest: Manifest) -> Callable[[Sequence[int]], str] | None:
     """Turns the run's prompt ids into text, if its model is still there."""
+    job_dir = run / str(manifest.run_config.get("job_dir") or ".")
     try:
         with display(terminal.ERR) as shown:
-            model = load_model(JobSpec.from_resolved(manifest.spec), Path(), shown.fetched)
+            return load_model(JobSpec.from_resolved(manifest.spec), job_dir, shown.fetched).tokenizer.decode
     except ModelError as error:
         terminal.print_note(f"prompts are not shown, for the tokenizer is not at hand: {error.where} {error.message}")
         return None
-    return model.tokenizer.decode
 
 
 def emit(value: object) -> None:

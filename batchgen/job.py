@@ -1,6 +1,7 @@
 """A job file in, a finished run out."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from batchgen.executor.base import Progress
@@ -22,5 +23,6 @@ def run_job(
     A finished run is verified and left alone. `on_fetch` hears of the bytes of a model that is being fetched, and of
     those in all where that is known. Raises BatchgenError; after one, the folder is valid and the same call goes on.
     """
+    config = replace(config, job_dir=path.parent)
     job, model = load_job(path, on_fetch)
     return run_local(job, start_engine(job.spec, model, config), config, on_progress)

@@ -56,7 +56,11 @@ class BarDisplay:
         self._bars.stop()
 
     def fetched(self, done: int, total: int | None) -> None:
-        self._bars.update(self._task, description="model", completed=done, total=total, note=fetch_text(done, total))
+        if done == total:
+            self._bars.reset(self._task, description="starting", total=None, note="")
+        else:
+            note = fetch_text(done, total)
+            self._bars.update(self._task, description="model", completed=done, total=total, note=note)
 
     def made(self, progress: Progress) -> None:
         self._bars.update(
@@ -86,7 +90,7 @@ class LineDisplay:
         self._thread.join()
 
     def fetched(self, done: int, total: int | None) -> None:
-        self._text = lambda: f"model {fetch_text(done, total)}"
+        self._text = lambda: "starting" if done == total else f"model {fetch_text(done, total)}"
 
     def made(self, progress: Progress) -> None:
         self._text = lambda: f"samples {job_text(progress)}"

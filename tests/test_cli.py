@@ -199,6 +199,17 @@ def test_show_sets_rows_for_reading(write_job: WriteJob) -> None:
     assert row["row_hash"] in result.stdout
 
 
+def test_show_finds_a_model_beside_the_job(
+    write_job: WriteJob, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").symlink_to(tiny_llama.parent)
+    job = write_job(str(tiny_llama), f"models/{tiny_llama.name}", prompts=["One."])
+    batchgen("run", job, "--out", "runs/a")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "prompt  One." in batchgen("show", "../runs/a").stdout
+
+
 def test_show_does_without_the_model(finished: Path) -> None:
     result = batchgen("show", finished)
     assert result.exit_code == 0
@@ -249,7 +260,7 @@ def test_ctrl_c_says_how_to_go_on(write_job: WriteJob, tmp_path: Path) -> None:
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert stdout == ""
-    assert "error: " in stderr
+    assert " of 1200 samples are kept" in stderr
     assert "the same command goes on from here" in stderr
 
 

@@ -55,10 +55,13 @@ def test_lines_come_at_intervals_also_when_nothing_is_new() -> None:
         assert isinstance(shown, LineDisplay)
         shown.fetched(1_000_000, 2_000_000)
         time.sleep(0.1)
+        shown.fetched(2_000_000, 2_000_000)
+        time.sleep(0.1)
         shown.made(progress(10, 0, 100, 10.0))
         time.sleep(0.1)
     lines = out.getvalue().splitlines()
     assert lines.count("model 1/2 MB") >= 2
+    assert lines.count("starting") >= 2, "weights are mapped and packed once they are here"
     assert lines[-1].startswith("samples 10/656, 10 tok/s, ")
     time.sleep(0.1)
     assert out.getvalue().splitlines() == lines, "nothing is said after the end"
@@ -76,6 +79,7 @@ def test_a_terminal_gets_a_bar() -> None:
     with display(Console(file=out, force_terminal=True, width=80)) as shown:
         assert isinstance(shown, BarDisplay)
         shown.fetched(1_000_000, 2_000_000)
+        shown.fetched(2_000_000, 2_000_000)
         shown.made(progress(156, 0, 15_000, 100.0))
     assert "156/656, 150 tok/s, 5:21 left" in out.getvalue()
 

@@ -1,5 +1,6 @@
 """RunConfig: how a job is run. No field may change a bit of the output; what may is in spec.py."""
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +16,10 @@ class RunConfig:
     max_num_batched_tokens: int = 512  # tokens of one engine step
     kv_cache_bytes: int | None = None  # None: as the engine sees fit
     threads: int | None = None  # None: all cores
+    job_dir: Path | None = None  # the folder of the job file, where its relative paths begin
     rows_per_shard: int = 256  # input rows committed together; a run that is resumed keeps the value it began with
 
     def recorded(self) -> dict[str, Any]:
-        """JSON for the manifest; the place is left out, for a run may be moved."""
-        return {name: value for name, value in asdict(self).items() if name != "out"}
+        """JSON for the manifest. Names no place but `job_dir`, seen from the run folder, for a run may be moved."""
+        there = None if self.job_dir is None else os.path.relpath(self.job_dir, self.out)
+        return {name: value for name, value in asdict(self).items() if name != "out"} | {"job_dir": there}
