@@ -111,7 +111,7 @@ def _commit_full(held: OpenShards, commit: Callable[[Shard, list[Row], pa.Table]
 
 
 def _until_full(rows: Iterator[list[Request]], held: OpenShards, window: int) -> Iterator[Request]:
-    while held.num_samples < window:
+    while held.num_shards < 2 or held.num_samples < window:
         requests = next(rows, None)
         if requests is None:
             return

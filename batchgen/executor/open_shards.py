@@ -33,6 +33,10 @@ class OpenShards:
         self._full: list[int] = []
         self.num_samples = 0  # in open shards
 
+    @property
+    def num_shards(self) -> int:
+        return len(self._shards)
+
     def open(self, shard: Shard, passthrough: pa.Table) -> None:
         size = shard.num_rows * self._n
         self._shards[shard.index] = _OpenShard(shard, [None] * size, size, passthrough)

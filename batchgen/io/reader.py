@@ -14,6 +14,7 @@ import rfc8785
 from numpy.typing import NDArray
 
 from batchgen.errors import InputError, RowError
+from batchgen.io.canonical import to_plain
 from batchgen.io.columns import Undecodable, cells, chat, without_nulls
 from batchgen.io.row_keys import Repeats, content_key
 from batchgen.spec import Columns, RowKeySpec
@@ -135,7 +136,7 @@ def passthrough_batches(inputs: Inputs, start: int, stop: int) -> Iterator[pa.Re
     """The same, in pieces: reading on costs less than starting again in the middle of a row group."""
     for block in read_blocks(inputs, start, stop, lambda _, file: list(file.passthrough)):
         columns = [
-            block.batch.column(field.name).cast(field.type)
+            to_plain(block.batch.column(field.name)).cast(field.type)
             if field.name in block.file.passthrough
             else pa.nulls(len(block.numbers), field.type)
             for field in inputs.passthrough
