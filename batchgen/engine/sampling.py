@@ -18,6 +18,7 @@ def draw(logits: torch.Tensor, sequences: collections.abc.Sequence[Sequence], *,
 
 
 def sample_rows(sequences: collections.abc.Sequence[Sequence]) -> SampleRows:
+    """What the sampler is told of each sequence: its parameters, its seed, the position that it draws for."""
     params = [sequence.request.params for sequence in sequences]
 
     def floats(name: str) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":

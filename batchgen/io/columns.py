@@ -49,6 +49,7 @@ def check_castable(type_: pa.DataType, where: str) -> None:
 
 
 def has_text(type_: pa.DataType) -> bool:
+    """Does a value of this type hold text, at any depth?"""
     return any(_is_text(part) for part in _parts(type_))
 
 

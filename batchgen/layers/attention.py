@@ -10,6 +10,8 @@ from batchgen.layers.step import StepTensors
 
 
 class Attention(NamedTuple):
+    """Self-attention of one layer; several query heads may share a key-value head."""
+
     qkv: PackedWeight  # [(Hq + 2 Hk) D, H]: q, k, v one below the other
     qkv_bias: torch.Tensor | None  # float32
     norms: tuple[torch.Tensor, torch.Tensor] | None  # weights of q's and k's norm, float32 [D]

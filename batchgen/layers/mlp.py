@@ -9,6 +9,8 @@ from batchgen.kernels import PackedWeight
 
 
 class GatedMlp(NamedTuple):
+    """The feed-forward part of one layer."""
+
     gate_up: PackedWeight  # [2 I, H]: gate above up
     down: PackedWeight  # [H, I]
 

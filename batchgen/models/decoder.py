@@ -21,6 +21,8 @@ Cache = tuple[torch.Tensor, torch.Tensor]
 
 
 class Layer(NamedTuple):
+    """Attention and a gated MLP, each behind its norm."""
+
     input_norm: torch.Tensor
     attention: Attention
     post_norm: torch.Tensor
