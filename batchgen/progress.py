@@ -6,12 +6,14 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 from batchgen.executor.base import Progress
 
 LINE_SECONDS = 10.0
+SETTLED = 64  # samples that must have ended before a rate means something
 
 
 class Display(Protocol):
@@ -39,14 +41,9 @@ class BarDisplay:
     """A bar that is drawn anew twice a second and leaves nothing behind."""
 
     def __init__(self, console: Console) -> None:
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(None),
-            TextColumn("{task.fields[note]}"),
-        )
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(None), _Note())
         self._bars = Bars(*columns, console=console, refresh_per_second=2, transient=True, expand=True)
-        self._task = self._bars.add_task("starting", total=None, note="")
+        self._task = self._bars.add_task("starting", total=None, note=str)
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -57,19 +54,22 @@ class BarDisplay:
 
     def fetched(self, done: int, total: int | None) -> None:
         if done == total:
-            self._bars.reset(self._task, description="starting", total=None, note="")
+            self._bars.reset(self._task, description="starting", total=None, note=str)
         else:
-            note = fetch_text(done, total)
-            self._bars.update(self._task, description="model", completed=done, total=total, note=note)
+            self._show("model", done, total, lambda: fetch_text(done, total))
 
     def made(self, progress: Progress) -> None:
-        self._bars.update(
-            self._task,
-            description="samples",
-            completed=progress.done,
-            total=progress.samples,
-            note=job_text(progress),
-        )
+        self._show("samples", progress.done, progress.samples, lambda: job_text(progress))
+
+    def _show(self, what: str, done: int, total: int | None, note: Callable[[], str]) -> None:
+        self._bars.update(self._task, description=what, completed=done, total=total, note=note)
+
+
+class _Note(ProgressColumn):
+    """A text that is asked for at each drawing, so that clocks go on."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["note"]())
 
 
 class LineDisplay:
@@ -106,12 +106,12 @@ def fetch_text(done: int, total: int | None) -> str:
 
 
 def job_text(progress: Progress) -> str:
-    """120/656, 145 tok/s, 2:10 left. Rates count what this process has made, so a resumed run is not flattered."""
-    parts = [f"{progress.done}/{progress.samples}"]
+    """120/656, 1:52, 145 tok/s, 8:20 left. Rates count what this process made, so a resumed run is not flattered."""
     made, seconds = progress.done - progress.resumed, progress.seconds
+    parts = [f"{progress.done}/{progress.samples}", clock(seconds)]
     if progress.errors:
-        parts.append(f"{progress.errors} errors")
-    if made and seconds:
+        parts.insert(1, f"{progress.errors} errors")
+    if made >= SETTLED:
         left = (progress.samples - progress.done) * seconds / made
         parts += [f"{progress.output_tokens / seconds:.0f} tok/s", f"{clock(left)} left"]
     return ", ".join(parts)

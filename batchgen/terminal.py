@@ -108,10 +108,11 @@ def row_view(row: Mapping[str, Any], prompt: str | None) -> RenderableType:
 
 
 def tail(prompt: str) -> Text:
-    """The last characters of a prompt, with a mark where the rest is left out."""
+    """The last words of a prompt, with a mark where the rest is left out."""
     if len(prompt) <= PROMPT_TAIL:
         return plain(prompt.strip(), "italic")
-    return Text.assemble(("… ", "dim"), plain(prompt[-PROMPT_TAIL:].strip(), "italic"))
+    words = prompt[-PROMPT_TAIL:].split(maxsplit=1)[-1]
+    return Text.assemble(("… ", "dim"), plain(words.strip(), "italic"))
 
 
 def ending(row: Mapping[str, Any]) -> str:
@@ -121,10 +122,12 @@ def ending(row: Mapping[str, Any]) -> str:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], decode: Callable[[Sequence[int]], str] | None) -> None:
-    """Each row, set for reading. Without `decode` the prompts are left out."""
+    """Each row, set for reading; a prompt once for all its samples, and not at all without `decode`."""
+    above = None
     for row in rows:
-        ids = row["prompt_token_ids"]
-        OUT.print(row_view(row, decode(ids) if decode and ids is not None else None))
+        ids, key = row["prompt_token_ids"], row["row_key"]
+        OUT.print(row_view(row, decode(ids) if decode and ids is not None and key != above else None))
+        above = key
 
 
 def print_report(out: Path, report: JobReport) -> None:

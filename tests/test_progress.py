@@ -21,16 +21,17 @@ def progress(done: int, resumed: int, tokens: int, seconds: float, errors: int =
     )
 
 
-def test_before_the_first_sample_there_is_no_rate() -> None:
-    assert job_text(progress(0, 0, 0, 5.0)) == "0/656"
+@pytest.mark.parametrize("done", [0, 63])
+def test_before_it_means_something_there_is_no_rate(done: int) -> None:
+    assert job_text(progress(done, 0, 10, 5.0)) == f"{done}/656, 0:05"
 
 
 def test_rate_and_time_left() -> None:
-    assert job_text(progress(156, 0, 15_000, 100.0)) == "156/656, 150 tok/s, 5:21 left"
+    assert job_text(progress(156, 0, 15_000, 100.0)) == "156/656, 1:40, 150 tok/s, 5:21 left"
 
 
 def test_a_resumed_run_is_judged_by_what_this_process_made() -> None:
-    assert job_text(progress(556, 456, 15_000, 100.0)) == "556/656, 150 tok/s, 1:40 left"
+    assert job_text(progress(556, 456, 15_000, 100.0)) == "556/656, 1:40, 150 tok/s, 1:40 left"
 
 
 def test_errors_show() -> None:
@@ -62,7 +63,7 @@ def test_lines_come_at_intervals_also_when_nothing_is_new() -> None:
     lines = out.getvalue().splitlines()
     assert lines.count("model 1/2 MB") >= 2
     assert lines.count("starting") >= 2, "weights are mapped and packed once they are here"
-    assert lines[-1].startswith("samples 10/656, 10 tok/s, ")
+    assert lines[-1] == "samples 10/656, 0:10"
     time.sleep(0.1)
     assert out.getvalue().splitlines() == lines, "nothing is said after the end"
 
@@ -81,7 +82,7 @@ def test_a_terminal_gets_a_bar() -> None:
         shown.fetched(1_000_000, 2_000_000)
         shown.fetched(2_000_000, 2_000_000)
         shown.made(progress(156, 0, 15_000, 100.0))
-    assert "156/656, 150 tok/s, 5:21 left" in out.getvalue()
+    assert "156/656, 1:40, 150 tok/s, 5:21 left" in out.getvalue()
 
 
 def test_an_error_passes_through() -> None:

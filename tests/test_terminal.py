@@ -50,6 +50,20 @@ def test_the_end_of_a_long_prompt() -> None:
     assert "and the question" in text
 
 
+def test_the_cut_falls_between_words() -> None:
+    assert terminal.tail("x" * 50 + " one two" * 60).plain.startswith("… two one two ")
+    assert terminal.tail("x" * 1000).plain == "… " + "x" * terminal.PROMPT_TAIL
+
+
+def test_the_samples_of_a_prompt_share_it(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{**ROW, "row_key": key, "sample_index": i, "prompt_token_ids": [1]} for key in "ab" for i in range(3)]
+    terminal.print_rows(rows, lambda ids: "Summarise this.")
+    shown = capsys.readouterr().out
+    assert (shown.count("Summarise this."), shown.count("A library moves.")) == (2, 6)
+    terminal.print_rows(rows, None)
+    assert "prompt" not in capsys.readouterr().out
+
+
 def test_an_error_row_and_an_empty_answer() -> None:
     failed = {**ROW, "status": "error", "error_code": "template", "error_message": "no such role", "text": None}
     assert "error  template: no such role" in rendered(terminal.row_view(failed, None))
