@@ -6,7 +6,7 @@
 
 namespace batchgen::ISA {
 
-constexpr int64_t kMaxHead = 256;
+constexpr int kMaxHead = 256;
 
 // One tile of query rows that share a KV head. Row r is query head g0 + r % group of token t0 + r / group,
 // counted from the tile's first row; each row has its own running maximum, sum and weighted values.
@@ -15,42 +15,36 @@ struct FoldState {
   alignas(64) float value[kRows * kMaxHead];
 };
 
-// Folds one KV block into one row. p (a column of stride ldp) becomes exp(s - max) and 0 where nothing is seen;
-// returns the factor by which the row's past must shrink.
-INLINE float soften(float* scores, int valid, float scale, float* p, int64_t ldp, float& max, float& sum, bool is_first) {
+// Folds the scores of one KV block into one row: they become exp(s - max), 0 where nothing is seen.
+// Returns the factor by which the row's past must shrink.
+INLINE float soften(float* scores, int valid, float scale, float& max, float& sum, bool is_first) {
   vf s0 = load(scores) * set1(scale), s1 = load(scores + 16) * set1(scale);
-  const vm seen0 = batchgen::ISA::first(valid < 16 ? valid : 16), seen1 = batchgen::ISA::first(valid < 16 ? 0 : valid - 16);
+  const vm seen0 = first(valid < 16 ? valid : 16), seen1 = first(valid < 16 ? 0 : valid - 16);
   const vf lowest = set1(-__builtin_inff());
-  s0 = select(seen0, s0, lowest), s1 = select(seen1, s1, lowest);
-  const float block_max = lane_max(batchgen::ISA::max(s0, s1));
+  const float block_max = lane_max(batchgen::ISA::max(select(seen0, s0, lowest), select(seen1, s1, lowest)));
   const float new_max = is_first || block_max > max ? block_max : max;
-  const vf e0 = select(seen0, exp(s0 - set1(new_max)), zero()), e1 = select(seen1, exp(s1 - set1(new_max)), zero());
-  const float block_sum = tree_sum(e0 + e1);
-  alignas(64) float e[kKvBlock];
-  store(e, e0), store(e + 16, e1);
-  for (int j = 0; j < valid; ++j) p[j * ldp] = e[j];
-  float shrink = 0.0f;
+  s0 = select(seen0, exp(s0 - set1(new_max)), zero()), s1 = select(seen1, exp(s1 - set1(new_max)), zero());
+  store(scores, s0), store(scores + 16, s1);
+  const float block_sum = tree_sum(s0 + s1), past = max;
+  max = new_max;
   if (is_first) {
     sum = block_sum;
-  } else {
-    alignas(64) float one[16];
-    store(one, exp(set1(max - new_max)));
-    shrink = one[0];
-    sum = std::fmaf(sum, shrink, block_sum);
+    return 0.0f;
   }
-  max = new_max;
+  const float shrink = past == new_max ? 1.0f : lane_max(exp(set1(past - new_max)));
+  sum = std::fmaf(sum, shrink, block_sum);
   return shrink;
 }
 
 // value = value * shrink + P V for R rows that see the same `valid` positions of the block.
 template <int R>
-INLINE void weigh_rows(const float* p, int64_t ldp, const uint32_t* v, int64_t D, int valid, const float* shrink, bool is_first, float* value) {
+INLINE void weigh_rows(const float* p, const uint32_t* v, int64_t D, int valid, const float* shrink, bool is_first, float* value) {
   for (int64_t d = 0; d < D; d += 16) {
     vf acc[R][1];
-    multiply<R, 1>(p, ldp, v + d, D, valid, acc);
+    multiply<kKvBlock, 1>(p, v + d, D, valid, acc);
 #pragma GCC unroll 16
     for (int m = 0; m < R; ++m) {
-      float* out = value + m * D + d;
+      float* out = value + m * kMaxHead + d;
       store(out, is_first ? acc[m][0] : fma(load(out), set1(shrink[m]), acc[m][0]));
     }
   }
@@ -68,15 +62,12 @@ inline void attend_tile(const Attention& a, const QueryTile& tile) {
     const int64_t flat = tile.group0 + r;
     return ((tile.token + flat / group) * a.Hq + tile.head * group + flat % group) * D;
   };
-  alignas(64) float q[kRows * kMaxHead], scores[kRows][kKvBlock], p[kKvBlock * kRows], shrink[kRows];
+  alignas(64) float q[kRows * kMaxHead], scores[kRows][kKvBlock];
+  float shrink[kRows];
   FoldState state;
   int seen[kRows], last = 0;
   for (int r = 0; r < rows; ++r) {
-    const uint16_t* x = a.q + query(r);
-    for (int64_t d = 0; d < D; ++d) {
-      const uint32_t bits = uint32_t{x[d]} << 16;
-      std::memcpy(&q[d * rows + r], &bits, 4);
-    }
+    for (int64_t d = 0; d < D; d += 16) store(q + r * kMaxHead + d, load_bf16(a.q + query(r) + d));
     seen[r] = a.positions[tile.token + (tile.group0 + r) / group] + 1;
     last = seen[r] > last ? seen[r] : last;
   }
@@ -87,7 +78,7 @@ inline void attend_tile(const Attention& a, const QueryTile& tile) {
     with_rows(rows, [&]<int R>() {
       for (int part = 0; part < 2 / kVectors; ++part) {
         vf acc[R][kVectors];
-        multiply<R, kVectors>(q, R, k + part * 16, kKvBlock, static_cast<int>(D), acc);
+        multiply<kMaxHead, 1>(q, k + part * 16, kKvBlock, static_cast<int>(D), acc);
         for (int m = 0; m < R; ++m)
           for (int i = 0; i < kVectors; ++i) store(&scores[m][(part + i) * 16], acc[m][i]);
       }
@@ -97,18 +88,18 @@ inline void attend_tile(const Attention& a, const QueryTile& tile) {
       return static_cast<int>(n < 0 ? 0 : n < kKvBlock ? n : kKvBlock);
     };
     for (int r = 0; r < rows; ++r)
-      if (valid(r)) shrink[r] = soften(scores[r], valid(r), a.scale, p + r, rows, state.max[r], state.sum[r], b == 0);
+      if (valid(r)) shrink[r] = soften(scores[r], valid(r), a.scale, state.max[r], state.sum[r], b == 0);
     for (int r = 0, end; r < rows; r = end) {  // runs of rows that see equally much
       for (end = r + 1; end < rows && valid(end) == valid(r); ++end) {}
       if (!valid(r)) continue;
       with_rows(end - r, [&]<int R>() {
-        weigh_rows<R>(p + r, rows, v, D, valid(r), shrink + r, b == 0, state.value + r * D);
+        weigh_rows<R>(scores[r], v, D, valid(r), shrink + r, b == 0, state.value + r * kMaxHead);
       });
     }
   }
   for (int r = 0; r < rows; ++r)
     for (int64_t d = 0; d < D; d += 16)
-      store_low16(a.out + query(r) + d, round_bf16(load(state.value + r * D + d) / set1(state.sum[r])));
+      store_low16(a.out + query(r) + d, round_bf16(load(state.value + r * kMaxHead + d) / set1(state.sum[r])));
 }
 
 inline void attention(const Attention& a) {

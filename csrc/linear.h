@@ -19,21 +19,21 @@ constexpr int kRows = 6, kVectors = 1;
 constexpr int kRows = 4, kVectors = 1;
 #endif
 
-// acc[m][v] = sum over k < count of x[k * ldx + m] * w[k/2][v*16 + lane][k%2], from +0, k ascending, by FMA.
+// acc[m][v] = sum over k < count of x[m * kRow + k * kStep] * w[k/2][v*16 + lane][k%2], from +0, k ascending, by FMA.
 // A row of pairs in w is `ldw` pairs long. An odd count leaves out the last high half.
-template <int R, int V>
-INLINE void multiply(const float* x, int64_t ldx, const uint32_t* w, int64_t ldw, int count, vf (&acc)[R][V]) {
+template <int kRow, int kStep, int R, int V>
+INLINE void multiply(const float* x, const uint32_t* w, int64_t ldw, int count, vf (&acc)[R][V]) {
 #pragma GCC unroll 16
   for (int m = 0; m < R; ++m)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) acc[m][v] = zero();
-  for (int k = 0; k + 1 < count; k += 2, x += 2 * ldx, w += ldw) {
+  for (int k = 0; k + 1 < count; k += 2, x += 2 * kStep, w += ldw) {
     vf even[V], odd[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) even[v] = low_bf16(load(w + 16 * v));
 #pragma GCC unroll 16
     for (int m = 0; m < R; ++m) {
-      const vf a = set1(x[m]);
+      const vf a = set1(x[m * kRow]);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) acc[m][v] = fma(a, even[v], acc[m][v]);
     }
@@ -42,7 +42,7 @@ INLINE void multiply(const float* x, int64_t ldx, const uint32_t* w, int64_t ldw
     for (int v = 0; v < V; ++v) odd[v] = high_bf16(load(w + 16 * v));
 #pragma GCC unroll 16
     for (int m = 0; m < R; ++m) {
-      const vf a = set1(x[ldx + m]);
+      const vf a = set1(x[m * kRow + kStep]);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) acc[m][v] = fma(a, odd[v], acc[m][v]);
     }
@@ -52,37 +52,37 @@ INLINE void multiply(const float* x, int64_t ldx, const uint32_t* w, int64_t ldw
     for (int v = 0; v < V; ++v) {
       const vf even = low_bf16(load(w + 16 * v));
 #pragma GCC unroll 16
-      for (int m = 0; m < R; ++m) acc[m][v] = fma(set1(x[m]), even, acc[m][v]);
+      for (int m = 0; m < R; ++m) acc[m][v] = fma(set1(x[m * kRow]), even, acc[m][v]);
     }
   }
 }
 
 // Calls f.template operator()<R>() with R = rows, 1 <= rows <= kRows.
 template <int R = kRows, class F>
-INLINE void with_rows(int rows, F&& f) {
+INLINE void with_rows(int64_t rows, F&& f) {
   if (rows == R) f.template operator()<R>();
   else if constexpr (R > 1) with_rows<R - 1>(rows, f);
 }
 
-// Rows of x cut into tiles as even as they go; tile t holds rows [begin(t), begin(t + 1)).
-struct Tiles {
-  int64_t M, count;
-  explicit Tiles(int64_t m) : M(m), count((m + kRows - 1) / kRows) {}
-  int64_t begin(int64_t t) const { return t * M / count; }
-  int rows(int64_t t) const { return static_cast<int>(begin(t + 1) - begin(t)); }
+// `total` things from `start` on, cut into runs as even as they go and no longer than `longest`.
+struct Cuts {
+  int64_t start, total, count;
+  Cuts(int64_t first, int64_t n, int64_t longest) : start(first), total(n), count((n + longest - 1) / longest) {}
+  int64_t begin(int64_t i) const { return start + i * total / count; }
+  int64_t size(int64_t i) const { return begin(i + 1) - begin(i); }
 };
 
 // x rows [begin, begin + rows) to float32, k-major: panel[k * rows + m].
-INLINE void pack_rows(const uint16_t* x, int64_t K, int rows, float* panel) {
+INLINE void pack_rows(const uint16_t* x, int64_t K, int64_t rows, float* panel) {
   alignas(64) float block[kRows][16];
   int64_t k = 0;
   for (; k + 16 <= K; k += 16) {
-    for (int m = 0; m < rows; ++m) store(block[m], load_bf16(x + m * K + k));
+    for (int64_t m = 0; m < rows; ++m) store(block[m], load_bf16(x + m * K + k));
     for (int i = 0; i < 16; ++i)
-      for (int m = 0; m < rows; ++m) panel[(k + i) * rows + m] = block[m][i];
+      for (int64_t m = 0; m < rows; ++m) panel[(k + i) * rows + m] = block[m][i];
   }
   for (; k < K; ++k)
-    for (int m = 0; m < rows; ++m) {
+    for (int64_t m = 0; m < rows; ++m) {
       const uint32_t bits = uint32_t{x[m * K + k]} << 16;
       std::memcpy(&panel[k * rows + m], &bits, 4);
     }
@@ -93,7 +93,7 @@ template <int R>
 INLINE void linear_tile(const float* x, const uint32_t* w, int count, bool is_first, float* totals) {
   for (int part = 0; part < 2 / kVectors; ++part) {
     vf acc[R][kVectors];
-    multiply<R, kVectors>(x, R, w + part * 16, kPanel, count, acc);
+    multiply<1, R>(x, w + part * 16, kPanel, count, acc);
 #pragma GCC unroll 16
     for (int m = 0; m < R; ++m)
 #pragma GCC unroll 4
@@ -104,8 +104,8 @@ INLINE void linear_tile(const float* x, const uint32_t* w, int count, bool is_fi
   }
 }
 
-// y[:, n0 .. n0 + 32) from the totals; the columns past N are padding and stay unwritten.
-INLINE void finish_panel(const Linear& a, const float* totals, int64_t n0) {
+// y[m0 .. m0 + rows, n0 .. n0 + 32) from the totals; the columns past N are padding and stay unwritten.
+INLINE void finish_panel(const Linear& a, const float* totals, int64_t m0, int64_t rows, int64_t n0) {
   for (int64_t n = n0; n < n0 + kPanel && n < a.N; n += 16) {
     const int64_t width = a.N - n < 16 ? a.N - n : 16;
     alignas(64) float edge[16] = {};
@@ -114,8 +114,8 @@ INLINE void finish_panel(const Linear& a, const float* totals, int64_t n0) {
       std::memcpy(edge, p, width * 4);
       return load(edge);
     };
-    for (int64_t m = 0; m < a.M; ++m) {
-      vf y = load(totals + m * kPanel + n - n0);
+    for (int64_t m = m0; m < m0 + rows; ++m) {
+      vf y = load(totals + (m - m0) * kPanel + n - n0);
       if (a.bias) y = y + read(a.bias + n);
       if (a.residual) y = read(a.residual + m * a.N + n) + y;
       if (width == 16) {
@@ -128,26 +128,37 @@ INLINE void finish_panel(const Linear& a, const float* totals, int64_t n0) {
   }
 }
 
+// Rows whose float32 copy stays in the second-level cache while the weights stream past.
+constexpr int64_t kBlockRows = 144;
+
 inline void linear(const Linear& a) {
   if (a.M == 0) return;
-  const Tiles tiles(a.M);
   static thread_local Buffer buffer;
   float* packed = buffer.floats(a.M * a.K);
-  parallel_for(tiles.count, [&](int64_t t) {
-    pack_rows(a.x + tiles.begin(t) * a.K, a.K, tiles.rows(t), packed + tiles.begin(t) * a.K);
+  const Cuts blocks(0, a.M, kBlockRows);
+  const auto tiles_of = [&](int64_t b) { return Cuts(blocks.begin(b), blocks.size(b), kRows); };
+  const int64_t most_tiles = ((a.M + blocks.count - 1) / blocks.count + kRows - 1) / kRows;
+  parallel_for(blocks.count * most_tiles, [&](int64_t i) {
+    const Cuts tiles = tiles_of(i / most_tiles);
+    const int64_t t = i % most_tiles;
+    if (t < tiles.count) pack_rows(a.x + tiles.begin(t) * a.K, a.K, tiles.size(t), packed + tiles.begin(t) * a.K);
   });
-  parallel_for((a.N + kPanel - 1) / kPanel, [&](int64_t p) {
+  const int64_t panels = (a.N + kPanel - 1) / kPanel;
+  parallel_for(blocks.count * panels, [&](int64_t i) {
     static thread_local Buffer totals_buffer;
-    float* totals = totals_buffer.floats(a.M * kPanel);
+    const int64_t b = i / panels, p = i % panels;
+    const Cuts tiles = tiles_of(b);
+    float* totals = totals_buffer.floats(tiles.total * kPanel);
     const auto* w = reinterpret_cast<const uint32_t*>(a.w) + p * (a.K / 2) * kPanel;
     for (int64_t k0 = 0; k0 < a.K; k0 += kKBlock) {
       const int count = static_cast<int>(a.K - k0 < kKBlock ? a.K - k0 : kKBlock);
       for (int64_t t = 0; t < tiles.count; ++t)
-        with_rows(tiles.rows(t), [&]<int R>() {
-          linear_tile<R>(packed + tiles.begin(t) * a.K + k0 * R, w + k0 / 2 * kPanel, count, k0 == 0, totals + tiles.begin(t) * kPanel);
+        with_rows(tiles.size(t), [&]<int R>() {
+          const int64_t m = tiles.begin(t);
+          linear_tile<R>(packed + m * a.K + k0 * R, w + k0 / 2 * kPanel, count, k0 == 0, totals + (m - tiles.start) * kPanel);
         });
     }
-    finish_panel(a, totals, p * kPanel);
+    finish_panel(a, totals, tiles.start, tiles.total, p * kPanel);
   });
 }
 

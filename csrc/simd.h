@@ -10,7 +10,9 @@
 //   & | ^ + - shl shr                             unsigned lanes, modulo 2^32
 //   mul_wide (low and high half of the products), transpose4 (the 4 x 4 blocks of four unsigned vectors)
 //   round (to integer, ties to even), to_int (as two's complement), from_int
-//   lt le eq select any bits                      masks; bit i of bits() is lane i
+//   lt le eq select first bits                    masks; bit i of bits() is lane i
+//   tree_sum lane_max                             all lanes to one, by the profile's tree: low half with high half,
+//                                                 8 lanes, then 4, 2, 1
 #pragma once
 
 #include <cmath>
@@ -49,23 +51,6 @@ INLINE vu round_bf16(vf x) {
   const vu rounded = shr<16>(u + set1(0x7fffu) + (shr<16>(u) & set1(1u)));
   const vm nan = lt(set1(0x7f800000u), u & set1(0x7fffffffu));
   return select(nan, set1(0x7fc0u), rounded);
-}
-
-// Sum of 16 lanes by the profile's tree: halves of 8, 4, 2, 1.
-INLINE float tree_sum(vf x) {
-  alignas(64) float a[16];
-  store(a, x);
-  for (int half = 8; half; half /= 2)
-    for (int i = 0; i < half; ++i) a[i] = a[i] + a[i + half];
-  return a[0];
-}
-
-INLINE float lane_max(vf x) {
-  alignas(64) float a[16];
-  store(a, x);
-  float m = a[0];
-  for (int i = 1; i < 16; ++i) m = a[i] > m ? a[i] : m;
-  return m;
 }
 
 }  // namespace batchgen::ISA

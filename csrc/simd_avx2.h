@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include "simd_x86.h"
+
 namespace batchgen::ISA {
 
 struct vf { __m256 a, b; };
@@ -95,6 +97,9 @@ INLINE vm first(int n) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return {_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane), _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane)};
 }
+
+INLINE float tree_sum(vf x) { return tree_sum8(_mm256_add_ps(x.a, x.b)); }
+INLINE float lane_max(vf x) { return lane_max8(_mm256_max_ps(x.a, x.b)); }
 
 INLINE vf load_bf16(const uint16_t* p) {
   const __m128i lo = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

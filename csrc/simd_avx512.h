@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include "simd_x86.h"
+
 namespace batchgen::ISA {
 
 struct vf { __m512 a; };
@@ -62,6 +64,9 @@ INLINE vf select(vm m, vf yes, vf no) { return {_mm512_mask_blend_ps(m.a, no.a, 
 INLINE vu select(vm m, vu yes, vu no) { return {_mm512_mask_blend_epi32(m.a, no.a, yes.a)}; }
 INLINE uint32_t bits(vm m) { return m.a; }
 INLINE vm first(int n) { return {static_cast<__mmask16>((1u << n) - 1)}; }
+
+INLINE float tree_sum(vf x) { return tree_sum8(_mm256_add_ps(_mm512_castps512_ps256(x.a), _mm512_extractf32x8_ps(x.a, 1))); }
+INLINE float lane_max(vf x) { return lane_max8(_mm256_max_ps(_mm512_castps512_ps256(x.a), _mm512_extractf32x8_ps(x.a, 1))); }
 
 INLINE vf load_bf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

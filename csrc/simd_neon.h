@@ -75,6 +75,19 @@ INLINE vm first(int n) {
   QUAD(vm, vcltq_s32(lane, vdupq_n_s32(n - 4 * i)));
 }
 
+INLINE float tree_sum(vf x) {
+  const float32x4_t four = vaddq_f32(vaddq_f32(x.a[0], x.a[2]), vaddq_f32(x.a[1], x.a[3]));
+  const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+INLINE float lane_max(vf x) {
+  float a[16];
+  store(a, x);
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; ++i) a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
+  return a[0];
+}
+
 INLINE vf load_bf16(const uint16_t* p) { QUAD(vf, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))); }
 INLINE void store_low16(uint16_t* p, vu x) { for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vmovn_u32(x.a[i])); }
 

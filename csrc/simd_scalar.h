@@ -61,6 +61,17 @@ INLINE vu select(vm m, vu yes, vu no) { LANES(vu, m.a[i] ? yes.a[i] : no.a[i]); 
 INLINE uint32_t bits(vm m) { uint32_t r = 0; for (int i = 0; i < 16; ++i) r |= uint32_t{m.a[i]} << i; return r; }
 INLINE vm first(int n) { LANES(vm, i < n); }
 
+INLINE float tree_sum(vf x) {
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; ++i) x.a[i] = x.a[i] + x.a[i + half];
+  return x.a[0];
+}
+INLINE float lane_max(vf x) {
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; ++i) x.a[i] = x.a[i] > x.a[i + half] ? x.a[i] : x.a[i + half];
+  return x.a[0];
+}
+
 INLINE vf load_bf16(const uint16_t* p) { vu r; for (int i = 0; i < 16; ++i) r.a[i] = uint32_t{p[i]} << 16; return as_float(r); }
 INLINE void store_low16(uint16_t* p, vu x) { for (int i = 0; i < 16; ++i) p[i] = static_cast<uint16_t>(x.a[i]); }
 

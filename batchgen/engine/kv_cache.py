@@ -1,5 +1,6 @@
 """The paged KV cache: blocks of 32 positions, for every layer."""
 
+import numpy as np
 import torch
 
 from batchgen.errors import EngineError
@@ -21,13 +22,15 @@ def allocate(config: ModelConfig, num_blocks: int) -> list[tuple[torch.Tensor, t
     Hk, D = config.num_kv_heads, config.head_dim
     try:
         return [
-            (
-                torch.zeros(num_blocks, Hk, D // 2, BLOCK_SIZE, 2, dtype=torch.bfloat16),
-                torch.zeros(num_blocks, Hk, BLOCK_SIZE // 2, D, 2, dtype=torch.bfloat16),
-            )
+            (_zeros(num_blocks, Hk, D // 2, BLOCK_SIZE, 2), _zeros(num_blocks, Hk, BLOCK_SIZE // 2, D, 2))
             for _ in range(config.num_layers)
         ]
-    except RuntimeError as error:
+    except MemoryError as error:
         size = num_blocks * block_bytes(config) / 2**30
         hint = "lower --max-num-seqs, or model.max_model_len in the job"
         raise EngineError(f"no memory for a KV cache of {size:.1f} GiB", hint=hint) from error
+
+
+def _zeros(*shape: int) -> torch.Tensor:
+    """Through numpy, whose zeros are pages that take memory when they are first written; torch writes them at once."""
+    return torch.from_numpy(np.zeros(shape, np.uint16)).view(torch.bfloat16)
