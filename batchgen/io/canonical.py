@@ -12,6 +12,7 @@ The same value gives the same bytes however Arrow holds it: large or not, dictio
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ class Cells(NamedTuple):
     lens: NDArray[np.int64]  # [n]
 
 
+@lru_cache(maxsize=1024)
 def plain_type(type_: pa.DataType, column: str = "") -> pa.DataType:
     """The type under which a passthrough column is stored: Parquet gives it back exactly, in any reader.
 

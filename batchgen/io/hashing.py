@@ -86,11 +86,11 @@ class MerkleTree:
 
 
 def params_hash(params: SamplingParams) -> str:
-    """SHA-256 (hex) of the RFC 8785 JSON of a sample's parameters.
+    """xxh3_128 (hex) of the RFC 8785 JSON of a sample's parameters.
 
     `n` is left out: a sample is the same one however many siblings it has.
     """
     fields = dataclasses.asdict(params)
     del fields["n"]
     fields["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
-    return hashlib.sha256(rfc8785.dumps(fields)).hexdigest()
+    return xxhash.xxh3_128_hexdigest(rfc8785.dumps(fields))

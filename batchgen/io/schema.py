@@ -32,7 +32,7 @@ _TEXTS: dict[str, str] = {
     "logprobs": "float32 of each token; with sampling.logprobs only; null on error",
     "top_logprobs_ids": "the best alternatives at each token, best first; with sampling.logprobs > 0 only",
     "top_logprobs_values": "their logprobs, float32",
-    "params_hash": "SHA-256 of the sampling parameters without n",
+    "params_hash": "xxh3_128 of the sampling parameters without n",
     ROW_HASH: "xxh3_128 of the row's other columns in canonical bytes",
 }
 _HEAD = (

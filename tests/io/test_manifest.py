@@ -8,6 +8,7 @@ import jsonschema
 import pyarrow as pa
 import pytest
 import rfc8785
+from pydantic import JsonValue
 
 from batchgen.errors import RunError
 from batchgen.io.manifest import (
@@ -23,7 +24,7 @@ from batchgen.io.manifest import (
 )
 
 ROOT = Path(__file__).parents[2]
-SPEC = {"name": "é", "sampling": {"temperature": 1.0, "stop": ["@", None]}}
+SPEC: dict[str, JsonValue] = {"name": "é", "sampling": {"temperature": 1.0, "stop": ["@", None]}}
 
 
 def shard(index: int, start: int, stop: int) -> ShardRecord:

@@ -12,7 +12,7 @@ _UINTS = [(pa.uint8(), 8), (pa.uint16(), 16), (pa.uint32(), 32), (pa.uint64(), 6
 
 Column = tuple[pa.DataType, st.SearchStrategy[Any]]
 
-_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=9)
+_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
 _bytes = st.binary(max_size=9)
 _moment = st.integers(0, 2**40)
 

@@ -29,7 +29,7 @@ def value_bytes(value: pa.Scalar) -> bytes:
     if isinstance(value, pa.StructScalar):
         return struct.pack("<I", 1) + b"".join(value_bytes(value[i]) for i in range(len(value.type)))
     if isinstance(value, pa.BinaryScalar):
-        data = value.as_buffer().to_pybytes()
+        data: bytes = value.as_buffer().to_pybytes()
         return struct.pack("<I", len(data) + 1) + data + b"\0" * (-len(data) % 4)
     return struct.pack("<I", 1) + _bits(value)
 
