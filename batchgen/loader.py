@@ -1,10 +1,11 @@
 """From a job file to a Job: the spec and all that it names, but for the weights. No torch."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchgen.errors import SpecError
+from batchgen.errors import ModelError, SpecError
 from batchgen.executor.base import Job
 from batchgen.io.inputs import scan_inputs
 from batchgen.models.config import ModelConfig
@@ -42,6 +43,9 @@ def load_model(spec: JobSpec, base_dir: Path, progress: Progress) -> LoadedModel
         tokenizer = Tokenizer.from_folder(path, use_generation_config=use_generation_config)
     else:
         tokenizer = Tokenizer.from_gguf(GgufFile(path).metadata)
+    if tokenizer.vocab_size > config.vocab_size:
+        message = f"the tokenizer has {tokenizer.vocab_size} tokens, and the model {config.vocab_size}"
+        raise ModelError(message, where=str(path), hint="they are not of one model")
     max_model_len = model.max_model_len or config.max_context
     if max_model_len > config.max_context:
         raise SpecError(f"is {max_model_len}; the model takes {config.max_context}", where="model.max_model_len")
@@ -74,8 +78,14 @@ def load_job(path: Path, progress: Progress) -> tuple[Job, LoadedModel]:
         params=params,
         build_prompt=prompt_builder(spec, model).build,
         bad_words_token_ids=_bad_words(params, model.tokenizer),
+        digests={"limits": _limits(model)},
     )
     return job, model
+
+
+def _limits(model: LoadedModel) -> str:
+    """What ends a row and what is too long for the model: the job file may leave both to the model's files."""
+    return json.dumps({"max_model_len": model.max_model_len, "eos_token_ids": sorted(model.eos_token_ids)})
 
 
 def _bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
