@@ -73,6 +73,8 @@ def test_the_prompts_are_many_and_varied(prompts: list[dict[str, Any]]) -> None:
     assert max(counts.values()) < len(prompts) / 10
     assert len({json.dumps(row["messages"]) for row in prompts}) == len(prompts)
     assert len({row["category"] for row in prompts[:36]}) >= 15, "the first rows are a sample of the whole"
+    long_ones = [index for index, row in enumerate(prompts) if row["source"].startswith("passage:")]
+    assert 8 <= sum(index < len(prompts) // 4 for index in long_ones) <= 20, "and so are their lengths"
 
 
 def test_every_prompt_is_a_chat_that_awaits_an_answer(prompts: list[dict[str, Any]]) -> None:
