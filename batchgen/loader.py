@@ -7,6 +7,7 @@ from pathlib import Path
 
 from batchgen.errors import ModelError, SpecError
 from batchgen.executor.base import Job
+from batchgen.generation_config import with_generation_config
 from batchgen.io.inputs import scan_inputs
 from batchgen.models.config import ModelConfig
 from batchgen.models.files import read_config
@@ -70,6 +71,7 @@ def load_job(path: Path, progress: Progress) -> tuple[Job, LoadedModel]:
     """Read the job file, its model's tokenizer and its inputs. Raises SpecError, InputError or ModelError."""
     spec = load_spec(path)
     model = load_model(spec, path.parent, progress)
+    spec = with_generation_config(spec, model.path)
     params = spec.sampling
     job = Job(
         spec=spec,

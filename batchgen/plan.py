@@ -22,11 +22,6 @@ class Shard:
     def num_rows(self) -> int:
         return self.stop - self.start
 
-    @property
-    def file_name(self) -> str:
-        """Of the index alone, so that a second attempt replaces the first."""
-        return f"part-{self.index:05d}.parquet"
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:

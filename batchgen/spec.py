@@ -6,6 +6,7 @@ How a job is run (threads, batch sizes, places) is in executor/run_config.py and
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -99,7 +100,7 @@ class ModelSpec(_Section):
     max_model_len: Count | None = None
     """Prompt and output tokens of one sample at most; null takes the model's own limit."""
     generation_config: Literal["ignore", "use"] = "ignore"
-    """Whether the model folder's generation_config.json fills in sampling defaults."""
+    """use: the model folder's generation_config.json adds end tokens, and fills in sampling where the job is silent."""
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -196,6 +197,13 @@ class JobSpec(_Section):
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """raw: of the model's own distribution; processed: after penalties, temperature and filters."""
 
+    _named_sampling: frozenset[str] = frozenset(field.name for field in fields(SamplingParams))
+
+    @property
+    def silent_sampling(self) -> frozenset[str]:
+        """The fields of `sampling` that the job file leaves to their defaults; none in a spec read from a manifest."""
+        return frozenset(field.name for field in fields(SamplingParams)) - self._named_sampling
+
     def resolved(self) -> dict[str, Any]:
         """JSON values of every field, defaults filled in; `seed` as decimal text, for JSON numbers stop at 2^53."""
         return self.model_dump(mode="json") | {"seed": str(self.seed)}
@@ -223,6 +231,7 @@ def load_spec(path: Path) -> JobSpec:
         try:
             # As JSON, because pydantic's strict mode takes a list for a tuple only from JSON.
             spec = JobSpec.model_validate_json(json.dumps(document))
+            spec._named_sampling = frozenset(document.get("sampling", {}))
         except ValidationError as error:
             problems += explain(error, JobSpec, NOT_YET)
     if problems:

@@ -28,14 +28,6 @@ def test_shards_cover_every_row_once_in_order(num_rows: int, rows_per_shard: int
     assert shards == [plan.shard(index) for index in range(len(shards))]
 
 
-def test_names_come_from_the_index_alone() -> None:
-    assert [Shard(index, 5, 9).file_name for index in (0, 12, 123456)] == [
-        "part-00000.parquet",
-        "part-00012.parquet",
-        "part-123456.parquet",
-    ]
-
-
 def test_a_plan_of_many_rows_costs_nothing() -> None:
     plan = plan_of(10**12, 1)
     assert next(plan.shards) == Shard(0, 0, 1)

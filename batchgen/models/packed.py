@@ -1,7 +1,6 @@
 """Weights in the layout of the CPU kernels, kept in a cache file that later starts map.
 
-A linear weight [N, K] is packed as bfloat16 [ceil(N / 32), K / 2, 32, 2]: panels of 32 outputs, pairs of k side by
-side, missing outputs zero. Norms and biases are float32 [N]. Names, for layer i:
+A linear weight is packed as kernels/packing.py says. Norms and biases are float32 [N]. Names, for layer i:
 
     embed                   token table, and the head too when the embeddings are tied
     layers.{i}.qkv          q, k and v along N          layers.{i}.qkv_bias (Qwen2)
@@ -27,13 +26,13 @@ from typing import BinaryIO, Self
 import torch
 import xxhash
 
+from batchgen.kernels.packing import pack
 from batchgen.models.config import ModelConfig
 from batchgen.models.locking import exclusive
 from batchgen.models.weights import EMBEDDING, LM_HEAD, Checkpoint, combine_digests, tensor_digest
 
 # Goes up with every change of what is packed or of how: dequantising, rounding, names, order.
 LAYOUT = 1
-PANEL = 32
 
 _MAGIC = b"batchgen.packed\n"
 _TAIL = 8 + len(_MAGIC) + 16
@@ -111,21 +110,6 @@ class PackedWeights:
         return cls(ModelConfig.from_json(footer["config"]), footer["weights_digest"], tensors)
 
 
-def pack_linear(weight: torch.Tensor) -> torch.Tensor:
-    """bfloat16 [N, K], K even -> bfloat16 [ceil(N / 32), K / 2, 32, 2]."""
-    n, k = weight.shape
-    panels = -(-n // PANEL)
-    padded = weight.new_zeros(panels * PANEL, k)
-    padded[:n] = weight
-    return padded.view(panels, PANEL, k // 2, 2).permute(0, 2, 1, 3).contiguous()
-
-
-def unpack_linear(packed: torch.Tensor, n: int) -> torch.Tensor:
-    """Inverse of `pack_linear`: bfloat16 [n, K], for tests and reference paths."""
-    panels, pairs, _, _ = packed.shape
-    return packed.permute(0, 2, 1, 3).reshape(panels * PANEL, pairs * 2)[:n]
-
-
 def _packed(model: Checkpoint, digests: dict[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
     """Every packed tensor of `model`, one in memory at a time. Fills in the digest of each tensor that it read."""
 
@@ -135,7 +119,7 @@ def _packed(model: Checkpoint, digests: dict[str, str]) -> Iterator[tuple[str, t
         return tensor
 
     def linear(*names: str) -> torch.Tensor:
-        return pack_linear(torch.cat([take(name) for name in names]))
+        return pack(torch.cat([take(name) for name in names])).data
 
     def vector(*names: str) -> torch.Tensor:
         return torch.cat([take(name) for name in names]).float()

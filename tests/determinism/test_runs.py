@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -57,9 +58,9 @@ def nothing(progress: Progress) -> None:
 
 
 def make(
-    folder: Folder, out: Path, job: str = "n2", on_progress: Callable[[Progress], None] = nothing, **how: int
+    folder: Folder, out: Path, job: str = "n2", on_progress: Callable[[Progress], None] = nothing, **how: Any
 ) -> JobReport:
-    config = RunConfig(out, **{"threads": 1, "rows_per_shard": 5, **how})
+    config = RunConfig(out, **({"threads": 1, "rows_per_shard": 5} | how))
     return run_job(folder / f"{job}.yaml", config, on_progress=on_progress)
 
 
@@ -76,7 +77,7 @@ def test_shards(folder: Folder, root: str, tmp_path: Path, rows_per_shard: int) 
 @pytest.mark.parametrize(
     "how", [{"max_num_seqs": 1}, {"max_num_batched_tokens": 7}, {"threads": 3}, {"max_num_seqs": 3}]
 )
-def test_every_run_option(folder: Folder, root: str, tmp_path: Path, how: dict[str, int]) -> None:
+def test_every_run_option(folder: Folder, root: str, tmp_path: Path, how: dict[str, Any]) -> None:
     assert make(folder, tmp_path / "run", **how).root == root
 
 

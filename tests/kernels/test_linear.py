@@ -95,11 +95,6 @@ def test_subnormals_are_kept_whatever_the_host_program_set(isa: str) -> None:
     assert y.view(torch.int32).item() == 2**10  # 2 * 2^-140 in units of 2^-149
 
 
-def test_packing_round_trips() -> None:
-    weight = torch.randn(70, 34).to(torch.bfloat16)
-    assert_bitwise(unpack(pack(weight)), weight)
-
-
 def test_wrong_operands_are_refused() -> None:
     x, weight = operands(2, 8, 16)
     with pytest.raises(EngineError, match="bfloat16"):

@@ -10,9 +10,10 @@ from support.bitwise import assert_bitwise
 from support.tiny_models import tiny_config, tiny_weights, write_tiny
 
 from batchgen.errors import ModelError
+from batchgen.kernels.packing import PackedWeight, unpack
 from batchgen.models.checkpoint import open_checkpoint
 from batchgen.models.files import source_digest
-from batchgen.models.packed import PackedWeights, pack_linear, unpack_linear
+from batchgen.models.packed import PackedWeights
 from batchgen.models.weights import Checkpoint
 
 
@@ -46,20 +47,6 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize(("n", "k"), [(1, 2), (32, 4), (33, 64), (64, 6), (95, 10)])
-def test_the_layout_of_a_linear_weight(n: int, k: int) -> None:
-    weight = torch.arange(n * k, dtype=torch.int16).view(torch.bfloat16).view(n, k)
-    packed = pack_linear(weight)
-    assert packed.shape == (-(-n // 32), k // 2, 32, 2)
-    assert packed.is_contiguous()
-    bits, stored = weight.view(torch.int16), packed.view(torch.int16)
-    for row in range(packed.shape[0] * 32):
-        for column in range(k):
-            expected = bits[row, column] if row < n else 0
-            assert stored[row // 32, column // 2, row % 32, column % 2] == expected
-    assert_bitwise(unpack_linear(packed, n), weight)
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_is_packed(tmp_path: Path, cache: Path, family: str, tied: bool) -> None:
@@ -83,14 +70,14 @@ def test_what_is_packed(tmp_path: Path, cache: Path, family: str, tied: bool) ->
             vector |= {"q_norm": ["self_attn.q_norm.weight"], "k_norm": ["self_attn.k_norm.weight"]}
         for name, parts in linear.items():
             whole = torch.cat([weights[layer + part] for part in parts])
-            assert_bitwise(unpack_linear(packed[f"layers.{i}.{name}"], len(whole)), whole, name)
+            assert_bitwise(unpack(PackedWeight(packed[f"layers.{i}.{name}"], len(whole))), whole, name)
         for name, parts in vector.items():
             expected.add(f"layers.{i}.{name}")
             assert_bitwise(packed[f"layers.{i}.{name}"], torch.cat([weights[layer + p] for p in parts]).float(), name)
     assert packed.tensors.keys() == expected
-    assert_bitwise(unpack_linear(packed["embed"], raw["vocab_size"]), weights["model.embed_tokens.weight"])
+    assert_bitwise(unpack(PackedWeight(packed["embed"], raw["vocab_size"])), weights["model.embed_tokens.weight"])
     if not tied:
-        assert_bitwise(unpack_linear(packed["lm_head"], raw["vocab_size"]), weights["lm_head.weight"])
+        assert_bitwise(unpack(PackedWeight(packed["lm_head"], raw["vocab_size"])), weights["lm_head.weight"])
     assert_bitwise(packed["final_norm"], weights["model.norm.weight"].float())
 
 
