@@ -75,6 +75,13 @@ inline void attend_tile(const Attention& a, const QueryTile& tile) {
     const int64_t block = a.block_tables[tile.sequence * a.blocks_per_sequence + b];
     const auto* k = reinterpret_cast<const uint32_t*>(a.k_cache + (block * a.Hk + tile.head) * D * kKvBlock);
     const auto* v = reinterpret_cast<const uint32_t*>(a.v_cache + (block * a.Hk + tile.head) * D * kKvBlock);
+    if ((b + 1) * kKvBlock < last) {  // the next block lies anywhere in memory: no hardware sees it coming
+      const int64_t next = (a.block_tables[tile.sequence * a.blocks_per_sequence + b + 1] * a.Hk + tile.head) * D * kKvBlock;
+      for (int64_t i = 0; i < D * kKvBlock; i += 32) {
+        __builtin_prefetch(a.k_cache + next + i, 0, 3);
+        __builtin_prefetch(a.v_cache + next + i, 0, 3);
+      }
+    }
     with_rows(rows, [&]<int R>() {
       for (int part = 0; part < 2 / kVectors; ++part) {
         vf acc[R][kVectors];

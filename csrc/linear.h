@@ -10,7 +10,7 @@ namespace batchgen::ISA {
 // The register tile: kRows rows of x times kVectors vectors of 16 weights. It fills the register file
 // of each set and cannot be seen in the bits: an output's sum has one accumulator and k ascends.
 #if ISA_ID == ISA_avx512
-constexpr int kRows = 14, kVectors = 2;
+constexpr int kRows = 13, kVectors = 2;
 #elif ISA_ID == ISA_avx2
 constexpr int kRows = 6, kVectors = 1;
 #elif ISA_ID == ISA_neon
@@ -20,22 +20,25 @@ constexpr int kRows = 4, kVectors = 1;
 #endif
 
 // acc[m][v] = sum over k < count of x[m * kRow + k * kStep] * w[k/2][v*16 + lane][k%2], from +0, k ascending, by FMA.
-// A row of pairs in w is `ldw` pairs long. An odd count leaves out the last high half.
+// A row of pairs in w is `ldw` pairs long. An odd count leaves out the last high half. `ahead` is memory that will be
+// wanted soon: one cache line of it is fetched with each pair of k.
 template <int kRow, int kStep, int R, int V>
-INLINE void multiply(const float* x, const uint32_t* w, int64_t ldw, int count, vf (&acc)[R][V]) {
+INLINE void multiply(const float* x, const uint32_t* w, int64_t ldw, int count, vf (&acc)[R][V], const void* ahead = nullptr) {
+  const char* line = static_cast<const char*>(ahead);
 #pragma GCC unroll 16
   for (int m = 0; m < R; ++m)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) acc[m][v] = zero();
   for (int k = 0; k + 1 < count; k += 2, x += 2 * kStep, w += ldw) {
     vf even[V], odd[V];
+    if (line) __builtin_prefetch(line + k * 32, 0, 2);
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) even[v] = low_bf16(load(w + 16 * v));
 #pragma GCC unroll 16
     for (int m = 0; m < R; ++m) {
       const vf a = set1(x[m * kRow]);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) acc[m][v] = fma(a, even[v], acc[m][v]);
+      for (int v = 0; v < V; ++v) acc[m][v] = accumulate(acc[m][v], a, even[v]);
     }
     asm volatile("" ::: "memory");  // load the pairs again: kept, they would push an accumulator out of its register
 #pragma GCC unroll 4
@@ -44,7 +47,7 @@ INLINE void multiply(const float* x, const uint32_t* w, int64_t ldw, int count, 
     for (int m = 0; m < R; ++m) {
       const vf a = set1(x[m * kRow + kStep]);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) acc[m][v] = fma(a, odd[v], acc[m][v]);
+      for (int v = 0; v < V; ++v) acc[m][v] = accumulate(acc[m][v], a, odd[v]);
     }
   }
   if (count % 2) {
@@ -52,7 +55,7 @@ INLINE void multiply(const float* x, const uint32_t* w, int64_t ldw, int count, 
     for (int v = 0; v < V; ++v) {
       const vf even = low_bf16(load(w + 16 * v));
 #pragma GCC unroll 16
-      for (int m = 0; m < R; ++m) acc[m][v] = fma(set1(x[m * kRow]), even, acc[m][v]);
+      for (int m = 0; m < R; ++m) acc[m][v] = accumulate(acc[m][v], set1(x[m * kRow]), even);
     }
   }
 }
@@ -88,12 +91,12 @@ INLINE void pack_rows(const uint16_t* x, int64_t K, int64_t rows, float* panel) 
     }
 }
 
-// One tile of one panel of one K-block: the block's sums join the running totals [R, 32].
+// One tile of one panel of one K-block: the block's sums join the running totals [R, 32]. `ahead`: see multiply.
 template <int R>
-INLINE void linear_tile(const float* x, const uint32_t* w, int count, bool is_first, float* totals) {
+INLINE void linear_tile(const float* x, const uint32_t* w, int count, bool is_first, float* totals, const uint32_t* ahead) {
   for (int part = 0; part < 2 / kVectors; ++part) {
     vf acc[R][kVectors];
-    multiply<1, R>(x, w + part * 16, kPanel, count, acc);
+    multiply<1, R>(x, w + part * 16, kPanel, count, acc, ahead);
 #pragma GCC unroll 16
     for (int m = 0; m < R; ++m)
 #pragma GCC unroll 4
@@ -155,7 +158,10 @@ inline void linear(const Linear& a) {
       for (int64_t t = 0; t < tiles.count; ++t)
         with_rows(tiles.size(t), [&]<int R>() {
           const int64_t m = tiles.begin(t);
-          linear_tile<R>(packed + m * a.K + k0 * R, w + k0 / 2 * kPanel, count, k0 == 0, totals + (m - tiles.start) * kPanel);
+          // The weights of the next block follow in memory; the first two tiles fetch a half each.
+          const uint32_t* here = w + k0 / 2 * kPanel;
+          const uint32_t* ahead = t < 2 ? here + (2 + t) * (kKBlock / 4) * kPanel : nullptr;
+          linear_tile<R>(packed + m * a.K + k0 * R, here, count, k0 == 0, totals + (m - tiles.start) * kPanel, ahead);
         });
     }
     finish_panel(a, totals, tiles.start, tiles.total, p * kPanel);

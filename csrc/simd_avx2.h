@@ -32,6 +32,12 @@ INLINE vf operator-(vf x, vf y) { return PAIR(_mm256_sub_ps); }
 INLINE vf operator*(vf x, vf y) { return PAIR(_mm256_mul_ps); }
 INLINE vf operator/(vf x, vf y) { return PAIR(_mm256_div_ps); }
 INLINE vf fma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+// x * y + z, written into z's registers; see simd_avx512.h.
+INLINE vf accumulate(vf z, vf x, vf y) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(z.a) : "x"(x.a), "x"(y.a));
+  asm("vfmadd231ps %2, %1, %0" : "+x"(z.b) : "x"(x.b), "x"(y.b));
+  return z;
+}
 INLINE vf sqrt(vf x) { return BOTH(_mm256_sqrt_ps); }
 INLINE vf max(vf x, vf y) { return PAIR(_mm256_max_ps); }
 INLINE vf min(vf x, vf y) { return PAIR(_mm256_min_ps); }
