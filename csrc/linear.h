@@ -9,14 +9,20 @@ namespace batchgen::ISA {
 
 // The register tile: kRows rows of x times kVectors vectors of 16 weights. It fills the register file
 // of each set and cannot be seen in the bits: an output's sum has one accumulator and k ascends.
+// kWidens: whether weights that several tiles use become float32 first. With few rows in a tile the conversion in
+// the inner loop costs more than the room in the first-level cache.
 #if ISA_ID == ISA_avx512
 constexpr int kRows = 13, kVectors = 2;
+constexpr bool kWidens = false;
 #elif ISA_ID == ISA_avx2
 constexpr int kRows = 6, kVectors = 1;
+constexpr bool kWidens = true;
 #elif ISA_ID == ISA_neon
 constexpr int kRows = 6, kVectors = 1;
+constexpr bool kWidens = true;
 #else
 constexpr int kRows = 4, kVectors = 1;
+constexpr bool kWidens = true;
 #endif
 
 // acc[m][v] = sum over k < count of x[m * kRow + k * kStep] * w[k/2][v*16 + lane][k%2], from +0, k ascending, by FMA.
@@ -60,6 +66,39 @@ INLINE void multiply(const float* x, const uint32_t* w, int64_t ldw, int count, 
   }
 }
 
+// The same sums from weights that are float32 already: w[k * kPanel + v*16 + lane], and x packed [count, R].
+template <int R, int V>
+INLINE void multiply_wide(const float* x, const float* w, int count, vf (&acc)[R][V], const void* ahead) {
+  const char* line = static_cast<const char*>(ahead);
+#pragma GCC unroll 16
+  for (int m = 0; m < R; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) acc[m][v] = zero();
+  for (int k = 0; k < count; ++k, x += R, w += kPanel) {
+    vf b[V];
+    if (line) __builtin_prefetch(line + k * 32, 0, 2);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) b[v] = load(w + 16 * v);
+#pragma GCC unroll 16
+    for (int m = 0; m < R; ++m) {
+      const vf a = set1(x[m]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[m][v] = accumulate(acc[m][v], a, b[v]);
+    }
+  }
+}
+
+// `count` (even) rows of a panel from bf16 pairs to float32.
+INLINE void widen(const uint32_t* w, int count, float* wide) {
+  for (int k = 0; k < count; k += 2, w += kPanel, wide += 2 * kPanel)
+#pragma GCC unroll 2
+    for (int v = 0; v < kPanel; v += 16) {
+      const vu pair = load(w + v);
+      store(wide + v, low_bf16(pair));
+      store(wide + kPanel + v, high_bf16(pair));
+    }
+}
+
 // Calls f.template operator()<R>() with R = rows, 1 <= rows <= kRows.
 template <int R = kRows, class F>
 INLINE void with_rows(int64_t rows, F&& f) {
@@ -91,12 +130,14 @@ INLINE void pack_rows(const uint16_t* x, int64_t K, int64_t rows, float* panel) 
     }
 }
 
-// One tile of one panel of one K-block: the block's sums join the running totals [R, 32]. `ahead`: see multiply.
+// One tile of one panel of one K-block: the block's sums join the running totals [R, 32]. `wide` holds the weights as
+// float32, or is null. `ahead`: see multiply.
 template <int R>
-INLINE void linear_tile(const float* x, const uint32_t* w, int count, bool is_first, float* totals, const uint32_t* ahead) {
+INLINE void linear_tile(const float* x, const uint32_t* w, const float* wide, int count, bool is_first, float* totals, const uint32_t* ahead) {
   for (int part = 0; part < 2 / kVectors; ++part) {
     vf acc[R][kVectors];
-    multiply<1, R>(x, w + part * 16, kPanel, count, acc, ahead);
+    if (wide) multiply_wide(x, wide + part * 16, count, acc, ahead);
+    else multiply<1, R>(x, w + part * 16, kPanel, count, acc, ahead);
 #pragma GCC unroll 16
     for (int m = 0; m < R; ++m)
 #pragma GCC unroll 4
@@ -148,20 +189,24 @@ inline void linear(const Linear& a) {
   });
   const int64_t panels = (a.N + kPanel - 1) / kPanel;
   parallel_for(blocks.count * panels, [&](int64_t i) {
-    static thread_local Buffer totals_buffer;
+    static thread_local Buffer scratch;
     const int64_t b = i / panels, p = i % panels;
     const Cuts tiles = tiles_of(b);
-    float* totals = totals_buffer.floats(tiles.total * kPanel);
+    float* wide = scratch.floats((kKBlock + tiles.total) * kPanel);
+    float* totals = wide + kKBlock * kPanel;
+    const bool widens = kWidens && tiles.count > 1;
     const auto* w = reinterpret_cast<const uint32_t*>(a.w) + p * (a.K / 2) * kPanel;
     for (int64_t k0 = 0; k0 < a.K; k0 += kKBlock) {
       const int count = static_cast<int>(a.K - k0 < kKBlock ? a.K - k0 : kKBlock);
+      const uint32_t* here = w + k0 / 2 * kPanel;
+      if (widens) widen(here, count, wide);
       for (int64_t t = 0; t < tiles.count; ++t)
         with_rows(tiles.size(t), [&]<int R>() {
           const int64_t m = tiles.begin(t);
           // The weights of the next block follow in memory; the first two tiles fetch a half each.
-          const uint32_t* here = w + k0 / 2 * kPanel;
           const uint32_t* ahead = t < 2 ? here + (2 + t) * (kKBlock / 4) * kPanel : nullptr;
-          linear_tile<R>(packed + m * a.K + k0 * R, here, count, k0 == 0, totals + (m - tiles.start) * kPanel, ahead);
+          linear_tile<R>(packed + m * a.K + k0 * R, here, widens ? wide : nullptr, count, k0 == 0,
+                         totals + (m - tiles.start) * kPanel, ahead);
         });
     }
     finish_panel(a, totals, tiles.start, tiles.total, p * kPanel);
