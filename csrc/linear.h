@@ -172,6 +172,27 @@ INLINE void finish_panel(const Linear& a, const float* totals, int64_t m0, int64
   }
 }
 
+// One panel of weights over the rows of `tiles`. `wide` [256, 32] and `totals` [rows, 32] are scratch.
+INLINE void linear_panel(const Linear& a, const Cuts& tiles, const float* packed, int64_t p, float* wide, float* totals) {
+  const int64_t panel = a.K / 2 * kPanel;
+  const auto* w = reinterpret_cast<const uint32_t*>(a.w) + p * panel;
+  const bool widens = kWidens && tiles.count > 1;
+  for (int64_t k0 = 0; k0 < a.K; k0 += kKBlock) {
+    const int count = static_cast<int>(a.K - k0 < kKBlock ? a.K - k0 : kKBlock);
+    const uint32_t* here = w + k0 / 2 * kPanel;
+    if (widens) widen(here, count, wide);
+    for (int64_t t = 0; t < tiles.count; ++t)
+      with_rows(tiles.size(t), [&]<int R>() {
+        const int64_t m = tiles.begin(t);
+        // The same block of the next panel; the first two tiles fetch a half each.
+        const uint32_t* ahead = t < 2 ? here + panel + t * count / 4 * kPanel : nullptr;
+        linear_tile<R>(packed + m * a.K + k0 * R, here, widens ? wide : nullptr, count, k0 == 0,
+                       totals + (m - tiles.start) * kPanel, ahead);
+      });
+  }
+  finish_panel(a, totals, tiles.start, tiles.total, p * kPanel);
+}
+
 // Rows whose float32 copy stays in the second-level cache while the weights stream past.
 constexpr int64_t kBlockRows = 144;
 
@@ -187,29 +208,15 @@ inline void linear(const Linear& a) {
     const int64_t t = i % most_tiles;
     if (t < tiles.count) pack_rows(a.x + tiles.begin(t) * a.K, a.K, tiles.size(t), packed + tiles.begin(t) * a.K);
   });
-  const int64_t panels = (a.N + kPanel - 1) / kPanel;
-  parallel_for(blocks.count * panels, [&](int64_t i) {
+  // A task is a few neighbouring panels, so that the weights it will want next are known and can be fetched ahead.
+  const int64_t panels = (a.N + kPanel - 1) / kPanel, fair = panels / (8 * threads());
+  const Cuts runs(0, panels, fair < 1 ? 1 : fair > 4 ? 4 : fair);
+  parallel_for(blocks.count * runs.count, [&](int64_t i) {
     static thread_local Buffer scratch;
-    const int64_t b = i / panels, p = i % panels;
-    const Cuts tiles = tiles_of(b);
+    const Cuts tiles = tiles_of(i / runs.count);
     float* wide = scratch.floats((kKBlock + tiles.total) * kPanel);
-    float* totals = wide + kKBlock * kPanel;
-    const bool widens = kWidens && tiles.count > 1;
-    const auto* w = reinterpret_cast<const uint32_t*>(a.w) + p * (a.K / 2) * kPanel;
-    for (int64_t k0 = 0; k0 < a.K; k0 += kKBlock) {
-      const int count = static_cast<int>(a.K - k0 < kKBlock ? a.K - k0 : kKBlock);
-      const uint32_t* here = w + k0 / 2 * kPanel;
-      if (widens) widen(here, count, wide);
-      for (int64_t t = 0; t < tiles.count; ++t)
-        with_rows(tiles.size(t), [&]<int R>() {
-          const int64_t m = tiles.begin(t);
-          // The weights of the next block follow in memory; the first two tiles fetch a half each.
-          const uint32_t* ahead = t < 2 ? here + (2 + t) * (kKBlock / 4) * kPanel : nullptr;
-          linear_tile<R>(packed + m * a.K + k0 * R, here, widens ? wide : nullptr, count, k0 == 0,
-                         totals + (m - tiles.start) * kPanel, ahead);
-        });
-    }
-    finish_panel(a, totals, tiles.start, tiles.total, p * kPanel);
+    for (int64_t p = runs.begin(i % runs.count); p < runs.begin(i % runs.count + 1); ++p)
+      linear_panel(a, tiles, packed, p, wide, wide + kKBlock * kPanel);
   });
 }
 
