@@ -66,4 +66,7 @@ INLINE vf log(vf x) {
   return select(eq(x, x), y, x);
 }
 
+// g / (1 + e^-g) * u.
+INLINE vf silu_mul(vf g, vf u) { return g / (set1(1.0f) + exp(zero() - g)) * u; }
+
 }  // namespace batchgen::ISA

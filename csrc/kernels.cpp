@@ -29,7 +29,7 @@ void elementary(int function, const float* x, float* y, int64_t n) {
 extern const Kernels CAT(kernels_, ISA);
 const Kernels CAT(kernels_, ISA) = {
     STRING(ISA),    ISA::linear,       ISA::embed,     ISA::rms_norm,
-    ISA::silu_mul,  ISA::rotary_store, ISA::attention, ISA::sample,
+    ISA::linear_silu_mul,  ISA::rotary_store, ISA::attention, ISA::sample,
     ISA::noise,     ISA::elementary,
 };
 

@@ -40,11 +40,13 @@ struct RmsNorm {
   int64_t T, H;
 };
 
-// out[t, i] = bf16(g / (1 + exp(-g)) * u), g = x[t, i], u = x[t, I + i].  x float32 [T, 2 I].
-struct SiluMul {
-  const float* x;
+// out[m, i] = bf16(g / (1 + exp(-g)) * u), g = y[m, i], u = y[m, I + i], y the linear [M, 2 I] of x and w.
+// I is a multiple of 32.  out bf16 [M, I].
+struct LinearSiluMul {
+  const uint16_t* x;
+  const uint16_t* w;
   uint16_t* out;
-  int64_t T, I;
+  int64_t M, I, K;
 };
 
 // Splits qkv [T, (Hq + 2 Hk) D], norms q and k heads (q_norm, k_norm [D] or null), turns them by their position,
@@ -122,7 +124,7 @@ struct Kernels {
   void (*linear)(const Linear&);
   void (*embed)(const Embed&);
   void (*rms_norm)(const RmsNorm&);
-  void (*silu_mul)(const SiluMul&);
+  void (*linear_silu_mul)(const LinearSiluMul&);
   void (*rotary_store)(const RotaryStore&);
   void (*attention)(const Attention&);
   void (*sample)(const Sample&);

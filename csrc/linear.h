@@ -1,6 +1,7 @@
 #pragma once
 
 #include "buffer.h"
+#include "elementary.h"
 #include "kernels.h"
 #include "pool.h"
 #include "simd.h"
@@ -172,13 +173,12 @@ INLINE void finish_panel(const Linear& a, const float* totals, int64_t m0, int64
   }
 }
 
-// One panel of weights over the rows of `tiles`. `wide` [256, 32] and `totals` [rows, 32] are scratch.
-INLINE void linear_panel(const Linear& a, const Cuts& tiles, const float* packed, int64_t p, float* wide, float* totals) {
-  const int64_t panel = a.K / 2 * kPanel;
-  const auto* w = reinterpret_cast<const uint32_t*>(a.w) + p * panel;
+// totals [rows, 32] = x W^T for the rows of `tiles` and one panel of weights. `wide` [256, 32] is scratch.
+INLINE void sum_panel(const uint32_t* w, int64_t K, const Cuts& tiles, const float* packed, float* wide, float* totals) {
+  const int64_t panel = K / 2 * kPanel;
   const bool widens = kWidens && tiles.count > 1;
-  for (int64_t k0 = 0; k0 < a.K; k0 += kKBlock) {
-    const int count = static_cast<int>(a.K - k0 < kKBlock ? a.K - k0 : kKBlock);
+  for (int64_t k0 = 0; k0 < K; k0 += kKBlock) {
+    const int count = static_cast<int>(K - k0 < kKBlock ? K - k0 : kKBlock);
     const uint32_t* here = w + k0 / 2 * kPanel;
     if (widens) widen(here, count, wide);
     for (int64_t t = 0; t < tiles.count; ++t)
@@ -186,37 +186,63 @@ INLINE void linear_panel(const Linear& a, const Cuts& tiles, const float* packed
         const int64_t m = tiles.begin(t);
         // The same block of the next panel; the first two tiles fetch a half each.
         const uint32_t* ahead = t < 2 ? here + panel + t * count / 4 * kPanel : nullptr;
-        linear_tile<R>(packed + m * a.K + k0 * R, here, widens ? wide : nullptr, count, k0 == 0,
+        linear_tile<R>(packed + m * K + k0 * R, here, widens ? wide : nullptr, count, k0 == 0,
                        totals + (m - tiles.start) * kPanel, ahead);
       });
   }
-  finish_panel(a, totals, tiles.start, tiles.total, p * kPanel);
 }
 
 // Rows whose float32 copy stays in the second-level cache while the weights stream past.
 constexpr int64_t kBlockRows = 144;
 
-inline void linear(const Linear& a) {
-  if (a.M == 0) return;
+// Packs x [M, K], then calls f(tiles, packed, p, scratch) for each block of rows and each panel p < panels.
+// `scratch` has room for sum_panel's `wide` and, behind it, two `totals`.
+template <class F>
+INLINE void for_panels(const uint16_t* x, int64_t M, int64_t K, int64_t panels, F&& f) {
+  if (M == 0) return;
   static thread_local Buffer buffer;
-  float* packed = buffer.floats(a.M * a.K);
-  const Cuts blocks(0, a.M, kBlockRows);
+  float* packed = buffer.floats(M * K);
+  const Cuts blocks(0, M, kBlockRows);
   const auto tiles_of = [&](int64_t b) { return Cuts(blocks.begin(b), blocks.size(b), kRows); };
-  const int64_t most_tiles = ((a.M + blocks.count - 1) / blocks.count + kRows - 1) / kRows;
+  const int64_t most_tiles = ((M + blocks.count - 1) / blocks.count + kRows - 1) / kRows;
   parallel_for(blocks.count * most_tiles, [&](int64_t i) {
     const Cuts tiles = tiles_of(i / most_tiles);
     const int64_t t = i % most_tiles;
-    if (t < tiles.count) pack_rows(a.x + tiles.begin(t) * a.K, a.K, tiles.size(t), packed + tiles.begin(t) * a.K);
+    if (t < tiles.count) pack_rows(x + tiles.begin(t) * K, K, tiles.size(t), packed + tiles.begin(t) * K);
   });
   // A task is a few neighbouring panels, so that the weights it will want next are known and can be fetched ahead.
-  const int64_t panels = (a.N + kPanel - 1) / kPanel, fair = panels / (8 * threads());
+  const int64_t fair = panels / (8 * threads());
   const Cuts runs(0, panels, fair < 1 ? 1 : fair > 4 ? 4 : fair);
   parallel_for(blocks.count * runs.count, [&](int64_t i) {
     static thread_local Buffer scratch;
     const Cuts tiles = tiles_of(i / runs.count);
-    float* wide = scratch.floats((kKBlock + tiles.total) * kPanel);
-    for (int64_t p = runs.begin(i % runs.count); p < runs.begin(i % runs.count + 1); ++p)
-      linear_panel(a, tiles, packed, p, wide, wide + kKBlock * kPanel);
+    float* room = scratch.floats((kKBlock + 2 * tiles.total) * kPanel);
+    for (int64_t p = runs.begin(i % runs.count); p < runs.begin(i % runs.count + 1); ++p) f(tiles, packed, p, room);
+  });
+}
+
+INLINE const uint32_t* panel_of(const uint16_t* w, int64_t K, int64_t p) {
+  return reinterpret_cast<const uint32_t*>(w) + p * (K / 2) * kPanel;
+}
+
+inline void linear(const Linear& a) {
+  for_panels(a.x, a.M, a.K, (a.N + kPanel - 1) / kPanel, [&](const Cuts& tiles, const float* packed, int64_t p, float* scratch) {
+    float* totals = scratch + kKBlock * kPanel;
+    sum_panel(panel_of(a.w, a.K, p), a.K, tiles, packed, scratch, totals);
+    finish_panel(a, totals, tiles.start, tiles.total, p * kPanel);
+  });
+}
+
+// A linear and silu_mul in one: the sums of a gate and of its up meet while they are in the cache.
+inline void linear_silu_mul(const LinearSiluMul& a) {
+  const int64_t panels = a.I / kPanel;
+  for_panels(a.x, a.M, a.K, panels, [&](const Cuts& tiles, const float* packed, int64_t p, float* scratch) {
+    float *gate = scratch + kKBlock * kPanel, *up = gate + tiles.total * kPanel;
+    sum_panel(panel_of(a.w, a.K, p), a.K, tiles, packed, scratch, gate);
+    sum_panel(panel_of(a.w, a.K, panels + p), a.K, tiles, packed, scratch, up);
+    for (int64_t m = 0; m < tiles.total; ++m)
+      for (int64_t i = 0; i < kPanel; i += 16)
+        store_bf16(a.out + (tiles.start + m) * a.I + p * kPanel + i, silu_mul(load(gate + m * kPanel + i), load(up + m * kPanel + i)));
   });
 }
 

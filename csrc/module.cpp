@@ -42,8 +42,8 @@ NB_MODULE(_cpu, m) {
   m.def("rms_norm", [](Address x, Address w, Address out, float eps, int64_t T, int64_t H) {
     kernels().rms_norm({at<float>(x), at<float>(w), at<uint16_t>(out), eps, T, H});
   }, Release());
-  m.def("silu_mul", [](Address x, Address out, int64_t T, int64_t I) {
-    kernels().silu_mul({at<float>(x), at<uint16_t>(out), T, I});
+  m.def("linear_silu_mul", [](Address x, Address w, Address out, int64_t M, int64_t I, int64_t K) {
+    kernels().linear_silu_mul({at<uint16_t>(x), at<uint16_t>(w), at<uint16_t>(out), M, I, K});
   }, Release());
   m.def("rotary_store", [](Address qkv, Address q_norm, Address k_norm, Address cos, Address sin, Address positions, Address slots,
                            Address q, Address k_cache, Address v_cache, float eps, int64_t T, int64_t Hq, int64_t Hk, int64_t D) {

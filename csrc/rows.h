@@ -1,4 +1,4 @@
-// Ops whose output row depends on one input row: embedding, norm, activation, rotary.
+// Ops whose output row depends on one input row: embedding, norm, rotary.
 #pragma once
 
 #include "elementary.h"
@@ -17,8 +17,6 @@ INLINE void for_rows(int64_t rows, int64_t cost, F&& f) {
     f(i * run, end < rows ? end : rows);
   });
 }
-
-INLINE void store_bf16(uint16_t* p, vf x) { store_low16(p, round_bf16(x)); }
 
 INLINE void embed(const Embed& a) {
   for_rows(a.T, a.H * 4, [&](int64_t begin, int64_t end) {
@@ -51,16 +49,6 @@ INLINE void rms_norm(const RmsNorm& a) {
       const vf scale = set1(inverse_rms(x, a.H, a.eps));
       for (int64_t i = 0; i < a.H; i += 16) store_bf16(a.out + t * a.H + i, load(x + i) * scale * load(a.w + i));
     }
-  });
-}
-
-INLINE void silu_mul(const SiluMul& a) {
-  for_rows(a.T, a.I * 4, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (int64_t i = 0; i < a.I; i += 16) {
-        const vf g = load(a.x + t * 2 * a.I + i), u = load(a.x + t * 2 * a.I + a.I + i);
-        store_bf16(a.out + t * a.I + i, g / (set1(1.0f) + exp(zero() - g)) * u);
-      }
   });
 }
 

@@ -53,4 +53,6 @@ INLINE vu round_bf16(vf x) {
   return select(nan, set1(0x7fc0u), rounded);
 }
 
+INLINE void store_bf16(uint16_t* p, vf x) { store_low16(p, round_bf16(x)); }
+
 }  // namespace batchgen::ISA

@@ -13,7 +13,7 @@ class RunConfig:
     out: Path  # the run folder
     executor: Literal["local"] = "local"
     max_num_seqs: int = 64  # sequences that run at once
-    max_num_batched_tokens: int = 512  # tokens of one engine step
+    max_num_batched_tokens: int = 256  # tokens of one engine step; more leave the cache of a CPU
     kv_cache_bytes: int | None = None  # None: as the engine sees fit
     threads: int | None = None  # None: all cores
     job_dir: Path | None = None  # the folder of the job file, where its relative paths begin

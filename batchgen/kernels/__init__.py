@@ -15,13 +15,13 @@ from batchgen.kernels import cpu
 from batchgen.kernels.packing import PackedWeight
 from batchgen.kernels.sample_rows import Draws, SampleRows
 
-__all__ = ["PackedWeight", "attention", "embedding", "linear", "rms_norm", "rotary_store", "sample", "silu_mul"]
+__all__ = ["PackedWeight", "attention", "embedding", "linear", "linear_silu_mul", "rms_norm", "rotary_store", "sample"]
 
 Tensor: TypeAlias = torch.Tensor
 
 
 def _on(tensor: Tensor) -> ModuleType:
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise EngineError(f"there are no kernels for {tensor.device}", hint="this version runs on CPUs")
     return cpu
 
@@ -41,9 +41,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _on(x).rms_norm(x, weight, eps)  # type: ignore[no-any-return]
 
 
-def silu_mul(x: Tensor) -> Tensor:
-    """silu(x[:, :I]) * x[:, I:].  x float32 [T, 2 I] -> bf16 [T, I]."""
-    return _on(x).silu_mul(x)  # type: ignore[no-any-return]
+def linear_silu_mul(x: Tensor, weight: PackedWeight) -> Tensor:
+    """silu(gate) * up, gate above up in the linear's output.  x bf16 [T, K], weight [2 I, K] -> bf16 [T, I]."""
+    return _on(x).linear_silu_mul(x, weight)  # type: ignore[no-any-return]
 
 
 def rotary_store(

@@ -16,4 +16,4 @@ class GatedMlp(NamedTuple):
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """x bf16 [T, H] -> residual + down(silu(gate x) * up x), float32 [T, H]."""
-        return kernels.linear(kernels.silu_mul(kernels.linear(x, self.gate_up)), self.down, residual=residual)
+        return kernels.linear(kernels.linear_silu_mul(x, self.gate_up), self.down, residual=residual)

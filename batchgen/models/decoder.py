@@ -8,7 +8,7 @@ import torch
 from batchgen import kernels
 from batchgen.errors import ModelError
 from batchgen.kernels import PackedWeight
-from batchgen.kernels.constants import LANES
+from batchgen.kernels.constants import LANES, PANEL
 from batchgen.layers.attention import Attention
 from batchgen.layers.mlp import GatedMlp
 from batchgen.layers.rotary import rotary_table
@@ -70,7 +70,7 @@ def _layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], at: str) ->
 
 
 def _check_sizes(config: ModelConfig) -> None:
-    for name, multiple in (("hidden_size", LANES), ("intermediate_size", LANES), ("head_dim", 2 * LANES)):
+    for name, multiple in (("hidden_size", LANES), ("intermediate_size", PANEL), ("head_dim", 2 * LANES)):
         if (value := getattr(config, name)) % multiple:
             raise ModelError(f"{name} is {value}; the kernels take multiples of {multiple}", where=config.architecture)
     if config.head_dim > MAX_HEAD_DIM:

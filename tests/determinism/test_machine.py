@@ -44,13 +44,13 @@ def test_counter_a_machine_that_computes_otherwise_is_refused(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bit of one op, and the engine does not start."""
-    exact = kernels.silu_mul
+    exact = kernels.rms_norm
 
-    def off_by_one(x: torch.Tensor) -> torch.Tensor:
-        out = exact(x)
+    def off_by_one(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = exact(x, weight, eps)
         out.view(torch.int16)[-1, -1] ^= 1
         return out
 
-    monkeypatch.setattr(kernels, "silu_mul", off_by_one)
+    monkeypatch.setattr(kernels, "rms_norm", off_by_one)
     with pytest.raises(EngineError, match="do not compute portable/1"):
         make_engine(model)

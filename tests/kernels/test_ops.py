@@ -52,10 +52,16 @@ def test_rms_norm(H: int) -> None:
     assert_bitwise(norm[17:18], kernels.rms_norm(x[17:18].clone(), weight, 1e-5))
 
 
-def test_silu_mul() -> None:
-    x = randn(33, 2 * 96) * 20
-    x[0, :8] = torch.tensor([0.0, -0.0, 104.5, -104.5, 3e38, -3e38, 1e-42, -88.5])
-    assert_bitwise(kernels.silu_mul(x), reference.silu_mul(x))
+def test_linear_silu_mul() -> None:
+    """Gates of every size: the last rows of x are multiples of one-hot, so that the sums are the weights themselves."""
+    x = randn(33, 40)
+    x[:16] *= 30
+    x[-8:] = 0
+    x[-8:, 0] = torch.tensor([1.0, -1.0, 104.5, -104.5, 1e38, -1e38, 1e-42, -88.5])
+    x, weight = x.to(torch.bfloat16), pack(randn(2 * 96, 40, seed=1).to(torch.bfloat16))
+    assert_bitwise(kernels.linear_silu_mul(x, weight), reference.linear_silu_mul(x, weight))
+    for M in (1, 2, 13, 14, 27):
+        assert_bitwise(kernels.linear_silu_mul(x[:M], weight), kernels.linear_silu_mul(x, weight)[:M], f"M = {M}")
 
 
 @pytest.mark.parametrize("with_norms", [False, True])
@@ -122,6 +128,8 @@ def test_a_nan_is_not_hidden() -> None:
     """A bad value must reach the logits, where it ends its row; it must not become a plausible number."""
     x = randn(2, 32)
     x[0, 5] = float("nan")
-    assert kernels.silu_mul(x)[0, 5].isnan()
+    both = kernels.linear_silu_mul(x.to(torch.bfloat16), pack(randn(64, 32).to(torch.bfloat16)))
+    assert both[0].isnan().all()
+    assert not both[1].isnan().any()
     assert kernels.rms_norm(x, torch.ones(32), 1e-5)[0].isnan().all()
     assert not kernels.rms_norm(x, torch.ones(32), 1e-5)[1].isnan().any()

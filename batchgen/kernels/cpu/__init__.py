@@ -1,6 +1,6 @@
 """Profile portable/1 on a CPU: checked, thin calls into csrc/. Shapes and dtypes are those of batchgen.kernels."""
 
-from batchgen.kernels.cpu.ops import attention, embedding, linear, rms_norm, rotary_store, silu_mul
+from batchgen.kernels.cpu.ops import attention, embedding, linear, linear_silu_mul, rms_norm, rotary_store
 from batchgen.kernels.cpu.sampler import sample
 
-__all__ = ["attention", "embedding", "linear", "rms_norm", "rotary_store", "sample", "silu_mul"]
+__all__ = ["attention", "embedding", "linear", "linear_silu_mul", "rms_norm", "rotary_store", "sample"]

@@ -23,7 +23,7 @@ def address(tensor: torch.Tensor | None, dtype: torch.dtype, *shape: int) -> int
     """Where the tensor's data lies; 0 for None. Raises EngineError unless dtype, shape and layout are as said."""
     if tensor is None:
         return 0
-    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or not tensor.is_cpu:
         found = f"{tensor.dtype} {tuple(tensor.shape)} strides {tensor.stride()} on {tensor.device}"
         raise EngineError(f"a kernel wants contiguous {dtype} {shape} on the CPU, got {found}")
     return tensor.data_ptr()

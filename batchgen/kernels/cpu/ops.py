@@ -45,11 +45,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def silu_mul(x: Tensor) -> Tensor:
-    T, width = x.shape
-    require_multiple("the width of silu_mul's input", width, 2 * LANES)
-    out = torch.empty(T, width // 2, dtype=BF16)
-    library().silu_mul(address(x, F32, T, width), out.data_ptr(), T, width // 2)
+def linear_silu_mul(x: Tensor, weight: PackedWeight) -> Tensor:
+    M, K, width = x.shape[0], weight.columns, weight.rows // 2
+    require_multiple("the width of silu_mul", width, PANEL)
+    out = torch.empty(M, width, dtype=BF16)
+    library().linear_silu_mul(address(x, BF16, M, K), _packed(weight), out.data_ptr(), M, width, K)
     return out
 
 

@@ -1,6 +1,6 @@
 """The plain twin of each op: its definition."""
 
-from batchgen.kernels.reference.ops import attention, embedding, linear, rms_norm, rotary_store, silu_mul
+from batchgen.kernels.reference.ops import attention, embedding, linear, linear_silu_mul, rms_norm, rotary_store
 from batchgen.kernels.reference.sampler import sample
 
-__all__ = ["attention", "embedding", "linear", "rms_norm", "rotary_store", "sample", "silu_mul"]
+__all__ = ["attention", "embedding", "linear", "linear_silu_mul", "rms_norm", "rotary_store", "sample"]

@@ -68,8 +68,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _bf16(a * _inverse_rms(a, eps) * _array(weight))
 
 
-def silu_mul(x: Tensor) -> Tensor:
-    gate, up = np.split(_array(x), 2, axis=1)
+def linear_silu_mul(x: Tensor, weight: PackedWeight) -> Tensor:
+    gate, up = np.split(_array(linear(x, weight)), 2, axis=1)
     with np.errstate(over="ignore"):  # to infinity, as IEEE-754 says
         return _bf16(gate / (ONE + exp(ZERO - gate)) * up)
 
