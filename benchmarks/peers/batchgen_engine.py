@@ -1,9 +1,8 @@
 """batchgen: the engine in process, all prompts in flight."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-
-from benchmarks.peers.base import TEMPERATURE, TOP_P, ModelFiles
 
 from batchgen import __version__
 from batchgen.executor.run_config import RunConfig
@@ -12,6 +11,7 @@ from batchgen.kernels.cpu.native import library
 from batchgen.loader import load_model
 from batchgen.records import Request, SamplingParams
 from batchgen.spec import JobSpec
+from benchmarks.peers.base import TEMPERATURE, TOP_P, ModelFiles
 
 
 class BatchGen:
@@ -33,8 +33,9 @@ class BatchGen:
         self.compute = f"float32 ({library().in_use()})"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, seeds: list[int] | None) -> list[list[int]]:
-        drawn = {"temperature": 0.0} if seeds is None else {"temperature": TEMPERATURE, "top_p": TOP_P}
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **drawn)
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        if seeds is not None:
+            params = replace(params, temperature=TEMPERATURE, top_p=TOP_P)
         requests = [
             Request(str(i), 0, seeds[i] if seeds else 0, tuple(prompt), params) for i, prompt in enumerate(prompts)
         ]
