@@ -3,6 +3,10 @@
 #include <cstdlib>
 #include <new>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "simd.h"
 
 namespace batchgen::ISA {
@@ -19,14 +23,19 @@ class Buffer {
   float* floats(int64_t n) {
     if (n > size_) {
       std::free(data_);
-      data_ = static_cast<float*>(std::aligned_alloc(64, (n * 4 + 63) / 64 * 64));
+      const int64_t align = n * 4 < kHugePage / 4 ? 64 : kHugePage, bytes = (n * 4 + align - 1) / align * align;
+      data_ = static_cast<float*>(std::aligned_alloc(align, bytes));
       if (!data_) throw std::bad_alloc();
-      size_ = n;
+#if defined(__linux__)
+      if (align == kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);  // see kernels/cpu/memory.py
+#endif
+      size_ = bytes / 4;
     }
     return data_;
   }
 
  private:
+  static constexpr int64_t kHugePage = 2 << 20;
   float* data_ = nullptr;
   int64_t size_ = 0;
 };

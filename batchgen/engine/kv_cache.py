@@ -1,10 +1,10 @@
 """The paged KV cache: blocks of 32 positions, for every layer."""
 
-import numpy as np
 import torch
 
 from batchgen.errors import EngineError
 from batchgen.kernels.constants import BLOCK_SIZE
+from batchgen.kernels.cpu.memory import zeros
 from batchgen.models.config import ModelConfig
 
 
@@ -22,15 +22,13 @@ def allocate(config: ModelConfig, num_blocks: int) -> list[tuple[torch.Tensor, t
     Hk, D = config.num_kv_heads, config.head_dim
     try:
         return [
-            (_zeros(num_blocks, Hk, D // 2, BLOCK_SIZE, 2), _zeros(num_blocks, Hk, BLOCK_SIZE // 2, D, 2))
+            (
+                zeros(num_blocks, Hk, D // 2, BLOCK_SIZE, 2, dtype=torch.bfloat16),
+                zeros(num_blocks, Hk, BLOCK_SIZE // 2, D, 2, dtype=torch.bfloat16),
+            )
             for _ in range(config.num_layers)
         ]
     except MemoryError as error:
         size = num_blocks * block_bytes(config) / 2**30
         hint = "lower --max-num-seqs, or model.max_model_len in the job"
         raise EngineError(f"no memory for a KV cache of {size:.1f} GiB", hint=hint) from error
-
-
-def _zeros(*shape: int) -> torch.Tensor:
-    """Through numpy, whose zeros are pages that take memory when they are first written; torch writes them at once."""
-    return torch.from_numpy(np.zeros(shape, np.uint16)).view(torch.bfloat16)

@@ -26,9 +26,18 @@ def _on(tensor: Tensor) -> ModuleType:
     return cpu
 
 
-def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-    """residual + (x weight^T + bias).  x bf16 [T, K]; bias float32 [N]; residual float32 [T, N] -> float32 [T, N]."""
-    return _on(x).linear(x, weight, bias, residual)  # type: ignore[no-any-return]
+def linear(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """residual + (x weight^T + bias), in `out` where it is given.
+
+    x bf16 [T, K]; bias float32 [N]; residual, out float32 [T, N] -> float32 [T, N].
+    """
+    return _on(x).linear(x, weight, bias, residual, out)  # type: ignore[no-any-return]
 
 
 def embedding(ids: Tensor, table: PackedWeight) -> Tensor:

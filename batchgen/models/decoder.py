@@ -9,6 +9,7 @@ from batchgen import kernels
 from batchgen.errors import ModelError
 from batchgen.kernels import PackedWeight
 from batchgen.kernels.constants import LANES, PANEL
+from batchgen.kernels.cpu.memory import zeros
 from batchgen.layers.attention import Attention
 from batchgen.layers.mlp import GatedMlp
 from batchgen.layers.rotary import rotary_table
@@ -40,16 +41,24 @@ class Decoder:
         self.embed = PackedWeight(weights["embed"], config.vocab_size)
         self.lm_head = self.embed if config.tie_word_embeddings else PackedWeight(weights["lm_head"], config.vocab_size)
         self.final_norm = weights["final_norm"]
+        self._logits = torch.empty(0, config.vocab_size)
         self.layers = [_layer(config, weights, f"layers.{i}.") for i in range(config.num_layers)]
 
     def forward(self, step: StepTensors, cache: list[Cache]) -> torch.Tensor:
-        """Logits float32 [R, V] of the step's `sample_rows`; keys and values of all its tokens go to `cache`."""
+        """Logits float32 [R, V] of the step's `sample_rows`, good until the next call.
+
+        Keys and values of all tokens go to `cache`.
+        """
         eps = self.config.rms_norm_eps
         h = kernels.embedding(step.token_ids, self.embed)
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             h = layer.attention(kernels.rms_norm(h, layer.input_norm, eps), h, step, self.rotary, layer_cache)
             h = layer.mlp(kernels.rms_norm(h, layer.post_norm, eps), h)
-        return kernels.linear(kernels.rms_norm(h[step.sample_rows], self.final_norm, eps), self.lm_head)
+        rows = len(step.sample_rows)
+        if rows > len(self._logits):
+            self._logits = zeros(rows, self.config.vocab_size, dtype=torch.float32)
+        normed = kernels.rms_norm(h[step.sample_rows], self.final_norm, eps)
+        return kernels.linear(normed, self.lm_head, out=self._logits[:rows])
 
 
 def _layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], at: str) -> Layer:

@@ -1,4 +1,4 @@
-"""Weights in the layout of the CPU kernels, kept in a cache file that later starts map.
+"""Weights in the layout of the CPU kernels, kept in a cache file for later starts.
 
 A linear weight is packed as kernels/packing.py says. Norms and biases are float32 [N]. Names, for layer i:
 
@@ -26,6 +26,7 @@ from typing import BinaryIO, Self
 import torch
 import xxhash
 
+from batchgen.kernels.cpu.memory import zeros
 from batchgen.kernels.packing import pack
 from batchgen.models.config import ModelConfig
 from batchgen.models.locking import exclusive
@@ -46,7 +47,7 @@ class _DamagedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """`tensors` are to be read, never written: they may lie in a mapped file."""
+    """`tensors` are to be read, never written."""
 
     config: ModelConfig
     weights_digest: str
@@ -57,14 +58,14 @@ class PackedWeights:
 
     @classmethod
     def open_or_build(cls, open_model: Callable[[], Checkpoint], cache_dir: Path, key: str) -> Self:
-        """Maps the cache file of `key` (`files.source_digest` of the model), or builds it.
+        """Reads the cache file of `key` (`files.source_digest` of the model), or builds it.
 
         `open_model` is called only to build. A cache that cannot be written is a RuntimeWarning, and the weights are
         then held in memory; one that is torn or altered is built again. Raises ModelError if the model is at fault.
         """
         path = cache_dir / f"{key}-{LAYOUT}.packed"
         try:
-            return cls._map(path, key)
+            return cls._read(path, key)
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (_DamagedError, OSError) as e:
@@ -73,11 +74,11 @@ class PackedWeights:
         try:
             with exclusive(cache_dir):
                 with suppress(FileNotFoundError, _DamagedError):  # unless another process was faster
-                    return cls._map(path, key)
+                    return cls._read(path, key)
                 for stale in cache_dir.glob(f"{_TEMPORARY}*"):  # of a process that was killed
                     stale.unlink()
                 _write(path, key, model)
-            return cls._map(path, key)
+            return cls._read(path, key)
         except (_DamagedError, OSError) as e:
             warnings.warn(f"{path}: {e}; the packed weights stay in memory", RuntimeWarning, stacklevel=2)
             digests: dict[str, str] = {}
@@ -85,14 +86,17 @@ class PackedWeights:
             return cls(model.config, combine_digests(model.config, digests), tensors)
 
     @classmethod
-    def _map(cls, path: Path, key: str) -> Self:
+    def _read(cls, path: Path, key: str) -> Self:
         """Raises FileNotFoundError, and _DamagedError unless every byte is as it was written."""
         size = path.stat().st_size
         if size < _TAIL:
             raise _DamagedError("is too short")
-        # A private mapping: no write can reach the file, and torch asks for no read-only tensors.
-        data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        # Read, not mapped: all of it is hashed anyway, and the kernels want it in huge pages.
+        data = zeros(size, dtype=torch.uint8)
         view = data.numpy()
+        with path.open("rb") as file:
+            if file.readinto(view.data) != size:
+                raise _DamagedError("changed while it was read")
         tail = view[size - _TAIL :].tobytes()
         if tail[8:-16] != _MAGIC:
             raise _DamagedError("is torn")

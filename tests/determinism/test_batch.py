@@ -27,7 +27,7 @@ def test_every_width(model: LoadedModel, alone: dict[str, str]) -> None:
 
 
 def batch_dependent(
-    x: torch.Tensor, weight: PackedWeight, bias: object = None, residual: object = None
+    x: torch.Tensor, weight: PackedWeight, bias: object = None, residual: object = None, out: object = None
 ) -> torch.Tensor:
     """A linear whose order of summation follows the number of rows, as a split-K chosen by the batch would."""
     w = unpack(weight).float()

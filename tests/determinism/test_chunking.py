@@ -45,7 +45,7 @@ def logits(decoder: Decoder, ids: list[int], cuts: list[int]) -> torch.Tensor:
             block_tables=torch.tensor([table], dtype=torch.int32),
             sample_rows=torch.arange(stop - start),
         )
-        parts.append(decoder.forward(step, cache))
+        parts.append(decoder.forward(step, cache).clone())
     return torch.cat(parts)
 
 

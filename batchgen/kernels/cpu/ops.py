@@ -14,15 +14,15 @@ def _packed(weight: PackedWeight) -> int:
     return address(weight.data, BF16, -(-weight.rows // PANEL), weight.columns // 2, PANEL, 2)
 
 
-def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, residual: Tensor | None, out: Tensor | None) -> Tensor:
     M, N, K = x.shape[0], weight.rows, weight.columns
-    y = torch.empty(M, N)
+    y = torch.empty(M, N) if out is None else out
     library().linear(
         address(x, BF16, M, K),
         _packed(weight),
         address(bias, F32, N),
         address(residual, F32, M, N),
-        y.data_ptr(),
+        address(y, F32, M, N),
         M,
         N,
         K,
