@@ -8,7 +8,9 @@ from batchgen.executor.base import Progress
 from batchgen.executor.local import JobReport, run_local
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import start_engine
+from batchgen.io.run_folder import RunFolder
 from batchgen.loader import load_job
+from batchgen.spec import load_spec
 
 
 def run_job(
@@ -24,5 +26,7 @@ def run_job(
     those in all where that is known. Raises BatchgenError; after one, the folder is valid and the same call goes on.
     """
     config = replace(config, job_dir=path.parent)
+    load_spec(path)  # a bad job file leaves no folder behind, and a bad folder is told before a model is fetched
+    RunFolder.open(config.out).close()
     job, model = load_job(path, on_fetch)
     return run_local(job, start_engine(job.spec, model, config), config, on_progress)
