@@ -1,15 +1,17 @@
 """A job file in, a finished run out."""
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from batchgen.executor.base import Progress
 from batchgen.executor.local import JobReport, run_local
 from batchgen.executor.run_config import RunConfig
-from batchgen.executor.start import start_engine
+from batchgen.executor.start import open_weights, start_engine
 from batchgen.io.run_folder import RunFolder
 from batchgen.loader import load_job
+from batchgen.models.packed import PackedWeights
 from batchgen.spec import load_spec
 
 
@@ -28,5 +30,8 @@ def run_job(
     config = replace(config, job_dir=path.parent)
     load_spec(path)  # a bad job file leaves no folder behind, and a bad folder is told before a model is fetched
     RunFolder.open(config.out).close()
-    job, model = load_job(path, on_fetch)
-    return run_local(job, start_engine(job.spec, model, config), config, on_progress)
+    with ThreadPoolExecutor(1) as beside:  # weights are read while the tokenizer is built and the input is scanned
+        opened: list[Future[PackedWeights]] = []
+        job, model = load_job(path, on_fetch, lambda found: opened.append(beside.submit(open_weights, found)))
+        engine = start_engine(job.spec, model, config, opened[0].result())
+    return run_local(job, engine, config, on_progress)

@@ -10,7 +10,8 @@ from batchgen.executor.base import Job
 from batchgen.generation_config import with_generation_config
 from batchgen.io.inputs import scan_inputs
 from batchgen.models.config import ModelConfig
-from batchgen.models.files import read_config
+from batchgen.models.config_gguf import config_from_gguf
+from batchgen.models.config_json import read_config_json
 from batchgen.models.gguf_file import GgufFile
 from batchgen.models.source import resolve_model
 from batchgen.records import SamplingParams
@@ -32,18 +33,24 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
 
 
-def load_model(spec: JobSpec, base_dir: Path, progress: Progress) -> LoadedModel:
-    """Fetch the model if need be and read its config and tokenizer. Raises ModelError or SpecError."""
+def load_model(
+    spec: JobSpec, base_dir: Path, progress: Progress, found: Callable[[Path], None] = lambda _: None
+) -> LoadedModel:
+    """Fetch the model if need be and read its config and tokenizer. Raises ModelError or SpecError.
+
+    `found` is told the model's path as soon as the model is there, so that others can begin with its weights.
+    """
     model = spec.model
     path = resolve_model(model.path, model.sha256, base_dir=base_dir, progress=progress)
-    config = read_config(path)
+    found(path)
     use_generation_config = model.generation_config == "use"
-    if model.tokenizer is not None:
-        tokenizer = Tokenizer.from_folder(base_dir / model.tokenizer, use_generation_config=use_generation_config)
-    elif path.is_dir():
-        tokenizer = Tokenizer.from_folder(path, use_generation_config=use_generation_config)
+    header = None if path.is_dir() else GgufFile(path)
+    config = read_config_json(path / "config.json") if header is None else config_from_gguf(header)
+    if header is None or model.tokenizer is not None:
+        folder = base_dir / model.tokenizer if model.tokenizer is not None else path
+        tokenizer = Tokenizer.from_folder(folder, use_generation_config=use_generation_config)
     else:
-        tokenizer = Tokenizer.from_gguf(GgufFile(path).metadata)
+        tokenizer = Tokenizer.from_gguf(header.metadata)
     if tokenizer.vocab_size > config.vocab_size:
         message = f"the tokenizer has {tokenizer.vocab_size} tokens, and the model {config.vocab_size}"
         raise ModelError(message, where=str(path), hint="they are not of one model")
@@ -67,10 +74,13 @@ def prompt_builder(spec: JobSpec, model: LoadedModel) -> PromptBuilder:
     )
 
 
-def load_job(path: Path, progress: Progress) -> tuple[Job, LoadedModel]:
-    """Read the job file, its model's tokenizer and its inputs. Raises SpecError, InputError or ModelError."""
+def load_job(path: Path, progress: Progress, found: Callable[[Path], None] = lambda _: None) -> tuple[Job, LoadedModel]:
+    """Read the job file, its model's tokenizer and its inputs; `found`: see `load_model`.
+
+    Raises SpecError, InputError or ModelError.
+    """
     spec = load_spec(path)
-    model = load_model(spec, path.parent, progress)
+    model = load_model(spec, path.parent, progress, found)
     spec = with_generation_config(spec, model.path)
     params = spec.sampling
     job = Job(

@@ -22,16 +22,21 @@ from batchgen.models.source import cache_root
 from batchgen.spec import JobSpec
 
 
-def start_engine(spec: JobSpec, model: LoadedModel, run_config: RunConfig) -> Engine:
-    """Map the weights (packed at the first start), and prove that this machine computes the job's profile.
+def open_weights(path: Path) -> PackedWeights:
+    """The weights of the model at `path`, packed at the first start, from the cache later. Raises ModelError."""
+    return PackedWeights.open_or_build(lambda: open_checkpoint(path), cache_root() / "packed", source_digest(path))
+
+
+def start_engine(
+    spec: JobSpec, model: LoadedModel, run_config: RunConfig, weights: PackedWeights | None = None
+) -> Engine:
+    """Prove that this machine computes the job's profile, and start. Without `weights` it opens them itself.
 
     Raises ModelError for a bad model, EngineError when memory or the proof fails.
     """
     set_threads(run_config.threads or _cores())
     kernel_set = check_profile(spec.numerics)
-    weights = PackedWeights.open_or_build(
-        lambda: open_checkpoint(model.path), cache_root() / "packed", source_digest(model.path)
-    )
+    weights = weights or open_weights(model.path)
     num_blocks = _num_blocks(model.config, model.max_model_len, run_config)
     runner = ModelRunner(
         Decoder(model.config, weights.tensors, model.max_model_len),

@@ -1,4 +1,4 @@
-"""What can be known of a model on disk without its weights: its files, config and source digest. No torch."""
+"""What can be known of a model on disk without its weights: its files and source digest. No torch."""
 
 import json
 from pathlib import Path
@@ -7,21 +7,10 @@ from typing import Any
 import xxhash
 
 from batchgen.errors import ModelError
-from batchgen.models.config import ModelConfig
-from batchgen.models.config_gguf import config_from_gguf
-from batchgen.models.config_json import read_config_json
-from batchgen.models.gguf_file import GgufFile
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-
-def read_config(path: Path) -> ModelConfig:
-    """The config of a model folder or .gguf file. Raises ModelError."""
-    if path.is_dir():
-        return read_config_json(path / "config.json")
-    return config_from_gguf(GgufFile(path))
 
 
 def weight_files(path: Path) -> list[str]:

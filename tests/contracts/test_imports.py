@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generation_config": DATA,
     "loader": DATA | {"text", "models", "executor", "generation_config"},
     "executor.start": DATA | COMPUTE | {"text", "loader", "executor"},
-    "job": DATA | JOINED,
+    "job": DATA | JOINED | {"models"},
     "verify.replay": DATA | JOINED | {"verify.integrity"},
     "progress": DATA | {"executor"},
     "terminal": DATA | {"executor", "preflight", "progress", "verify.integrity"},

@@ -6,11 +6,15 @@ from support.tiny_gguf import write_tiny_gguf
 from support.tiny_models import write_tiny
 
 from batchgen.errors import ModelError
-from batchgen.models.files import read_config, source_digest
+from batchgen.models.config_gguf import config_from_gguf
+from batchgen.models.config_json import read_config_json
+from batchgen.models.files import source_digest
+from batchgen.models.gguf_file import GgufFile
 
 
 def test_one_config_from_either_format(tmp_path: Path, tiny_llama: Path) -> None:
-    assert read_config(tiny_llama) == read_config(write_tiny_gguf(tmp_path / "m.gguf", tiny_llama))
+    header = GgufFile(write_tiny_gguf(tmp_path / "m.gguf", tiny_llama))
+    assert read_config_json(tiny_llama / "config.json") == config_from_gguf(header)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
