@@ -30,7 +30,10 @@ NB_MODULE(_cpu, m) {
   m.def("instruction_sets", &instruction_sets);
   m.def("use", &use, "name"_a);
   m.def("in_use", [] { return std::string(kernels().name); });
-  m.def("set_threads", &set_threads, "n"_a);
+  m.def("set_threads", [](int n) {
+    if (n < 1) throw std::invalid_argument("at least one thread");
+    set_threads(n);
+  }, "n"_a, Release());
   m.def("threads", &threads);
 
   m.def("linear", [](Address x, Address w, Address bias, Address residual, Address y, int64_t M, int64_t N, int64_t K) {

@@ -2,11 +2,15 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
 #endif
 
 namespace batchgen {
@@ -110,17 +114,30 @@ class Pool {
   int64_t count_ = 0;
 };
 
-std::unique_ptr<Pool>& pool() {
-  static std::unique_ptr<Pool> p = std::make_unique<Pool>(1);
-  return p;
-}
+// One op at a time: two Python threads may call kernels at once, for the interpreter lock is released in them.
+std::mutex guard;
+std::unique_ptr<Pool> pool = std::make_unique<Pool>(1);
+
+#if defined(__unix__) || defined(__APPLE__)
+// A forked child has the pool but not its threads, and would wait for them for ever.
+[[maybe_unused]] const int at_fork = pthread_atfork([] { guard.lock(); }, [] { guard.unlock(); }, [] {
+  const int n = pool->size();
+  (void)pool.release();  // its threads cannot be joined here
+  pool = std::make_unique<Pool>(n);
+  guard.unlock();
+});
+#endif
 
 }  // namespace
 
 void set_threads(int n) {
-  if (n != pool()->size()) pool() = std::make_unique<Pool>(n);
+  const std::lock_guard lock(guard);
+  if (n != pool->size()) pool = std::make_unique<Pool>(n);
 }
-int threads() { return pool()->size(); }
-void run_tasks(int64_t count, Task task, void* context) { pool()->run(count, task, context); }
+int threads() { return pool->size(); }
+void run_tasks(int64_t count, Task task, void* context) {
+  const std::lock_guard lock(guard);
+  pool->run(count, task, context);
+}
 
 }  // namespace batchgen
