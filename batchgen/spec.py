@@ -187,8 +187,8 @@ class JobSpec(_Section):
     """Of this format."""
     name: Text
     model: ModelSpec
-    numerics: Literal["portable/1"]
-    """The profile that defines every rounding."""
+    numerics: Literal["portable/1", "native-amx/1"]
+    """The profile that defines every rounding. portable/1 runs everywhere; native-amx/1 on x86 processors with AMX."""
     inputs: Annotated[tuple[InputSpec, ...], Field(min_length=1)]
     row_key: RowKeySpec
     sampling: Annotated[SamplingParams, AfterValidator(_check_sampling)] = SamplingParams()

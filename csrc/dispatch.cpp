@@ -52,4 +52,10 @@ void use(const std::string& name) {
   throw std::invalid_argument("this CPU has no instruction set named " + name);
 }
 
+#ifndef HAVE_amx
+bool has_amx() { return false; }
+void amx_linear(const Linear&) {}
+void amx_linear_silu_mul(const LinearSiluMul&) {}
+#endif
+
 }  // namespace batchgen

@@ -36,8 +36,11 @@ NB_MODULE(_cpu, m) {
   }, "n"_a, Release());
   m.def("threads", &threads);
 
-  m.def("linear", [](Address x, Address w, Address bias, Address residual, Address y, int64_t M, int64_t N, int64_t K) {
-    kernels().linear({at<uint16_t>(x), at<uint16_t>(w), at<float>(bias), at<float>(residual), at<float>(y), M, N, K});
+  m.def("has_amx", &has_amx);
+  // `native`: on the matrix unit, where has_amx() says that there is one.
+  m.def("linear", [](Address x, Address w, Address bias, Address residual, Address y, int64_t M, int64_t N, int64_t K, bool native) {
+    (native ? amx_linear : kernels().linear)(
+        {at<uint16_t>(x), at<uint16_t>(w), at<float>(bias), at<float>(residual), at<float>(y), M, N, K});
   }, Release());
   m.def("embed", [](Address ids, Address table, Address out, int64_t T, int64_t H) {
     kernels().embed({at<int32_t>(ids), at<uint16_t>(table), at<float>(out), T, H});
@@ -45,8 +48,9 @@ NB_MODULE(_cpu, m) {
   m.def("rms_norm", [](Address x, Address w, Address out, float eps, int64_t T, int64_t H) {
     kernels().rms_norm({at<float>(x), at<float>(w), at<uint16_t>(out), eps, T, H});
   }, Release());
-  m.def("linear_silu_mul", [](Address x, Address w, Address out, int64_t M, int64_t I, int64_t K) {
-    kernels().linear_silu_mul({at<uint16_t>(x), at<uint16_t>(w), at<uint16_t>(out), M, I, K});
+  m.def("linear_silu_mul", [](Address x, Address w, Address out, int64_t M, int64_t I, int64_t K, bool native) {
+    (native ? amx_linear_silu_mul : kernels().linear_silu_mul)(
+        {at<uint16_t>(x), at<uint16_t>(w), at<uint16_t>(out), M, I, K});
   }, Release());
   m.def("rotary_store", [](Address qkv, Address q_norm, Address k_norm, Address cos, Address sin, Address positions, Address slots,
                            Address q, Address k_cache, Address v_cache, float eps, int64_t T, int64_t Hq, int64_t Hk, int64_t D) {

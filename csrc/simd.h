@@ -27,9 +27,10 @@
 #define ISA_avx2 2
 #define ISA_avx512 3
 #define ISA_neon 4
+#define ISA_amx 5
 #define ISA_ID CAT(ISA_, ISA)
 
-#if ISA_ID == ISA_avx512
+#if ISA_ID == ISA_avx512 || ISA_ID == ISA_amx
 #include "simd_avx512.h"
 #elif ISA_ID == ISA_avx2
 #include "simd_avx2.h"

@@ -11,7 +11,7 @@ from batchgen.engine.scheduler import Limits
 from batchgen.executor.run_config import RunConfig
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.cpu.native import set_threads
-from batchgen.kernels.golden import check_profile
+from batchgen.kernels.golden import NATIVE, check_profile
 from batchgen.loader import LoadedModel
 from batchgen.models.checkpoint import open_checkpoint
 from batchgen.models.config import ModelConfig
@@ -39,7 +39,7 @@ def start_engine(
     weights = weights or open_weights(model.path)
     num_blocks = _num_blocks(model.config, model.max_model_len, run_config)
     runner = ModelRunner(
-        Decoder(model.config, weights.tensors, model.max_model_len),
+        Decoder(model.config, weights.tensors, model.max_model_len, native=spec.numerics in NATIVE),
         allocate(model.config, num_blocks),
         processed_logprobs=spec.logprobs_mode == "processed",
     )

@@ -4,3 +4,4 @@ BLOCK_SIZE = 32  # positions in one block of the KV cache, and in one block of a
 PANEL = 32  # output rows in one packed panel of a linear's weight
 K_BLOCK = 256  # products that are summed before the sum joins a linear's running total
 LANES = 16  # lanes of a row reduction
+TILE_K = 32  # products that one tile instruction of native-amx/1 adds

@@ -14,12 +14,16 @@ from batchgen.errors import EngineError
 from batchgen.kernels.packing import pack
 from batchgen.kernels.sample_rows import IdLists, SampleRows
 
-GOLDEN = {"portable/1": "1e06307e0484bfa526fba53f6130dda647e46e1c7567dbc4b7ba22cd4a72d1c5"}
+NATIVE = frozenset({"native-amx/1"})  # profiles whose linears run on the matrix unit
+GOLDEN = {
+    "native-amx/1": "c4c9b2dbb36aa9c9f0c33e689c45ad1c3236d745e15688b790202b310e47a141",
+    "portable/1": "1e06307e0484bfa526fba53f6130dda647e46e1c7567dbc4b7ba22cd4a72d1c5",
+}
 
 
 def check_profile(numerics: str) -> str:
     """The kernel-set digest of the profile `numerics`. Raises EngineError when this machine's kernels give another."""
-    found = kernel_set_digest()
+    found = kernel_set_digest(native=numerics in NATIVE)
     if found != GOLDEN[numerics]:
         raise EngineError(
             f"the kernels of this machine do not compute {numerics}: {found[:16]}… is not {GOLDEN[numerics][:16]}…",
@@ -28,16 +32,18 @@ def check_profile(numerics: str) -> str:
     return found
 
 
-def kernel_set_digest() -> str:
-    """SHA-256 (hex) over the outputs of every op."""
+def kernel_set_digest(*, native: bool = False) -> str:
+    """SHA-256 (hex) over the outputs of every op. Raises EngineError if `native` is not to be had."""
     digest = hashlib.sha256()
     T, H, Hq, Hk, D, V = 37, 288, 4, 2, 32, 515
     x = _numbers(1, T, H)
-    table = pack(_numbers(2, V, H).to(torch.bfloat16))
+    table = pack(_numbers(2, V, H).to(torch.bfloat16), native=native)
     embedded = kernels.embedding(torch.arange(T, dtype=torch.int32) * 13, table)
     normed = kernels.rms_norm(x * 3, _numbers(3, H), 1e-5)
     qkv = kernels.linear(
-        normed, pack(_numbers(4, (Hq + 2 * Hk) * D, H).to(torch.bfloat16)), _numbers(5, (Hq + 2 * Hk) * D)
+        normed,
+        pack(_numbers(4, (Hq + 2 * Hk) * D, H).to(torch.bfloat16), native=native),
+        _numbers(5, (Hq + 2 * Hk) * D),
     )
     cache = (
         torch.zeros(2, Hk, D // 2, 32, 2, dtype=torch.bfloat16),
@@ -50,8 +56,8 @@ def kernel_set_digest() -> str:
     q = kernels.rotary_store(qkv, norms, 1e-6, rotary, place, cache)
     tables, start = torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([0, T], dtype=torch.int32)
     attended = kernels.attention(q, cache, tables, start, positions)
-    out = kernels.linear(attended, pack(_numbers(10, H, Hq * D).to(torch.bfloat16)), residual=x)
-    gated = kernels.linear_silu_mul(normed, pack(_numbers(11, 128, H).to(torch.bfloat16)))
+    out = kernels.linear(attended, pack(_numbers(10, H, Hq * D).to(torch.bfloat16), native=native), residual=x)
+    gated = kernels.linear_silu_mul(normed, pack(_numbers(11, 128, H).to(torch.bfloat16), native=native))
     logits = kernels.linear(normed, table)
     for tensor in (embedded, normed, qkv, *cache, q, attended, out, gated, logits):
         digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())

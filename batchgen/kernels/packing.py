@@ -15,18 +15,19 @@ class PackedWeight(NamedTuple):
 
     data: torch.Tensor
     rows: int  # N, without the padding
+    native: bool = False  # multiplied by the matrix unit (profile native-amx/1), not in the order of portable/1
 
     @property
     def columns(self) -> int:
         return self.data.shape[1] * 2
 
 
-def pack(weight: torch.Tensor) -> PackedWeight:
+def pack(weight: torch.Tensor, *, native: bool = False) -> PackedWeight:
     """Pack bf16 [N, K]; K must be even."""
     N, K = weight.shape
     P = -(-N // PANEL)
     padded = torch.nn.functional.pad(weight, (0, 0, 0, P * PANEL - N))
-    return PackedWeight(padded.view(P, PANEL, K // 2, 2).permute(0, 2, 1, 3).contiguous(), N)
+    return PackedWeight(padded.view(P, PANEL, K // 2, 2).permute(0, 2, 1, 3).contiguous(), N, native)
 
 
 def unpack(weight: PackedWeight) -> torch.Tensor:

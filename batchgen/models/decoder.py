@@ -33,16 +33,22 @@ class Layer(NamedTuple):
 class Decoder:
     """Token ids in, logits out. The residual stream is float32; what enters a matrix product is bfloat16."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], max_model_len: int) -> None:
-        """`weights`: names and layouts of models/packed.py. Raises ModelError for sizes the kernels do not take."""
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, torch.Tensor], max_model_len: int, *, native: bool = False
+    ) -> None:
+        """`weights`: names and layouts of models/packed.py; `native`: linears on the matrix unit (native-amx/1).
+
+        Raises ModelError for sizes the kernels do not take.
+        """
         _check_sizes(config)
         self.config = config
         self.rotary = rotary_table(config.inverse_frequencies(), max_model_len)
+        head = "embed" if config.tie_word_embeddings else "lm_head"
         self.embed = PackedWeight(weights["embed"], config.vocab_size)
-        self.lm_head = self.embed if config.tie_word_embeddings else PackedWeight(weights["lm_head"], config.vocab_size)
+        self.lm_head = PackedWeight(weights[head], config.vocab_size, native)
         self.final_norm = weights["final_norm"]
         self._logits = torch.empty(0, config.vocab_size)
-        self.layers = [_layer(config, weights, f"layers.{i}.") for i in range(config.num_layers)]
+        self.layers = [_layer(config, weights, f"layers.{i}.", native) for i in range(config.num_layers)]
 
     def forward(self, step: StepTensors, cache: list[Cache]) -> torch.Tensor:
         """Logits float32 [R, V] of the step's `sample_rows`, good until the next call.
@@ -61,25 +67,25 @@ class Decoder:
         return kernels.linear(normed, self.lm_head, out=self._logits[:rows])
 
 
-def _layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], at: str) -> Layer:
+def _layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], at: str, native: bool) -> Layer:
     D = config.head_dim
     qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * D
     attention = Attention(
-        qkv=PackedWeight(weights[at + "qkv"], qkv_rows),
+        qkv=PackedWeight(weights[at + "qkv"], qkv_rows, native),
         qkv_bias=weights[at + "qkv_bias"] if config.qkv_bias else None,
         norms=(weights[at + "q_norm"], weights[at + "k_norm"]) if config.qk_norm else None,
-        out=PackedWeight(weights[at + "o"], config.hidden_size),
+        out=PackedWeight(weights[at + "o"], config.hidden_size, native),
         eps=config.rms_norm_eps,
     )
     mlp = GatedMlp(
-        gate_up=PackedWeight(weights[at + "gate_up"], 2 * config.intermediate_size),
-        down=PackedWeight(weights[at + "down"], config.hidden_size),
+        gate_up=PackedWeight(weights[at + "gate_up"], 2 * config.intermediate_size, native),
+        down=PackedWeight(weights[at + "down"], config.hidden_size, native),
     )
     return Layer(weights[at + "input_norm"], attention, weights[at + "post_norm"], mlp)
 
 
 def _check_sizes(config: ModelConfig) -> None:
-    for name, multiple in (("hidden_size", LANES), ("intermediate_size", PANEL), ("head_dim", 2 * LANES)):
+    for name, multiple in (("hidden_size", PANEL), ("intermediate_size", PANEL), ("head_dim", 2 * LANES)):
         if (value := getattr(config, name)) % multiple:
             raise ModelError(f"{name} is {value}; the kernels take multiples of {multiple}", where=config.architecture)
     if config.head_dim > MAX_HEAD_DIM:

@@ -15,12 +15,14 @@ from benchmarks.peers.base import TEMPERATURE, TOP_P, ModelFiles
 
 
 class BatchGen:
-    def __init__(self, files: ModelFiles, threads: int, *, isa: str | None = None) -> None:
+    def __init__(
+        self, files: ModelFiles, threads: int, *, isa: str | None = None, numerics: str = "portable/1"
+    ) -> None:
         document = {
             "version": 1,
             "name": "benchmark",
             "model": {"path": files.source, "max_model_len": 2048},
-            "numerics": "portable/1",
+            "numerics": numerics,
             "inputs": [{"path": "none", "columns": {"prompt": "none"}}],
             "row_key": {"column": "none"},
         }
@@ -30,7 +32,7 @@ class BatchGen:
             library().use(isa)
         self.engine = start_engine(spec, model, RunConfig(Path("unused"), threads=threads))
         self.version = __version__
-        self.compute = f"float32 ({library().in_use()})"
+        self.compute = f"{numerics} ({library().in_use()})"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, seeds: list[int] | None) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)

@@ -88,6 +88,7 @@ def make_engine(
     max_num_batched_tokens: int = 256,
     num_blocks: int = 400,
     threads: int = 1,
+    numerics: str = "portable/1",
 ) -> Engine:
     run_config = RunConfig(
         out=Path("unused"),
@@ -96,7 +97,8 @@ def make_engine(
         kv_cache_bytes=num_blocks * block_bytes(model.config),
         threads=threads,
     )
-    return start_engine(job_spec(model={"path": "unused", "max_model_len": MAX_MODEL_LEN}), model, run_config)
+    spec = job_spec(model={"path": "unused", "max_model_len": MAX_MODEL_LEN}, numerics=numerics)
+    return start_engine(spec, model, run_config)
 
 
 def generate(engine: Engine, wanted: Iterable[Request]) -> dict[str, str]:

@@ -35,6 +35,13 @@ def require_multiple(name: str, value: int, multiple: int) -> None:
         raise EngineError(f"{name} is {value}; the kernels take multiples of {multiple}")
 
 
+def require_native() -> None:
+    """Raises EngineError unless this machine has the matrix unit of profile native-amx/1."""
+    if not library().has_amx():
+        hint = "portable/1 runs on every processor, and gives other bits"
+        raise EngineError("native-amx/1 needs a processor with AMX (bfloat16), and Linux", hint=hint)
+
+
 def set_threads(n: int) -> None:
     """Use n threads for every op. The number cannot be seen in the bits."""
     library().set_threads(n)

@@ -2,8 +2,8 @@
 
 import torch
 
-from batchgen.kernels.constants import BLOCK_SIZE, LANES, PANEL
-from batchgen.kernels.cpu.native import address, library, require_multiple
+from batchgen.kernels.constants import BLOCK_SIZE, LANES, PANEL, TILE_K
+from batchgen.kernels.cpu.native import address, library, require_multiple, require_native
 from batchgen.kernels.packing import PackedWeight
 
 Tensor = torch.Tensor
@@ -11,6 +11,9 @@ F32, BF16, I32, I64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
 
 
 def _packed(weight: PackedWeight) -> int:
+    if weight.native:
+        require_native()
+        require_multiple("the inputs of a linear", weight.columns, TILE_K)
     return address(weight.data, BF16, -(-weight.rows // PANEL), weight.columns // 2, PANEL, 2)
 
 
@@ -26,6 +29,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, residual: Tenso
         M,
         N,
         K,
+        weight.native,
     )
     return y
 
@@ -49,7 +53,7 @@ def linear_silu_mul(x: Tensor, weight: PackedWeight) -> Tensor:
     M, K, width = x.shape[0], weight.columns, weight.rows // 2
     require_multiple("the width of silu_mul", width, PANEL)
     out = torch.empty(M, width, dtype=BF16)
-    library().linear_silu_mul(address(x, BF16, M, K), _packed(weight), out.data_ptr(), M, width, K)
+    library().linear_silu_mul(address(x, BF16, M, K), _packed(weight), out.data_ptr(), M, width, K, weight.native)
     return out
 
 
