@@ -25,7 +25,7 @@ print(json.dumps(generate(make_engine(model, max_num_seqs=int(sys.argv[2]), thre
 def in_a_process(folder: Path, max_num_seqs: int, threads: int, hash_seed: str) -> dict[str, str]:
     tests = Path(__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), str(max_num_seqs), str(threads)],
+        [sys.executable, "-P", "-c", PROGRAM, str(folder), str(max_num_seqs), str(threads)],
         env={**os.environ, "PYTHONPATH": str(tests), "PYTHONHASHSEED": hash_seed},
         capture_output=True,
         check=True,

@@ -160,7 +160,7 @@ print(run_job(Path(sys.argv[1]), RunConfig(Path(sys.argv[2]), threads=1, rows_pe
 @pytest.mark.slow
 def test_ten_kills(folder: Folder, root: str, tmp_path: Path) -> None:
     """SIGKILL at ten random moments; the eleventh process finishes the run."""
-    command = [sys.executable, "-c", PROGRAM, str(folder / "n2.yaml"), str(tmp_path / "run")]
+    command = [sys.executable, "-P", "-c", PROGRAM, str(folder / "n2.yaml"), str(tmp_path / "run")]
     moments = random.Random(3)
     for _ in range(10):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
