@@ -137,6 +137,9 @@ void linear_silu_mul(const LinearSiluMul& a) {
 // Whether this processor has AMX with bfloat16, and the system lets this process use it.
 bool has_amx() {
   static const bool has = [] {
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") ||
+        !__builtin_cpu_supports("avx512vl"))
+      return false;
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;

@@ -6,8 +6,6 @@
 
 namespace batchgen::ISA {
 
-constexpr int kMaxHead = 256;
-
 // One tile of query rows that share a KV head. Row r is query head g0 + r % group of token t0 + r / group,
 // counted from the tile's first row; each row has its own running maximum, sum and weighted values.
 struct FoldState {

@@ -54,8 +54,8 @@ void use(const std::string& name) {
 
 #ifndef HAVE_amx
 bool has_amx() { return false; }
-void amx_linear(const Linear&) {}
-void amx_linear_silu_mul(const LinearSiluMul&) {}
+void amx_linear(const Linear&) { throw std::logic_error("built without AMX"); }
+void amx_linear_silu_mul(const LinearSiluMul&) { throw std::logic_error("built without AMX"); }
 #endif
 
 }  // namespace batchgen

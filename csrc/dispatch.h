@@ -11,7 +11,6 @@ const Kernels& kernels();                   // the set in use; the widest this C
 std::vector<std::string> instruction_sets();  // those this CPU runs, the narrowest first
 void use(const std::string& name);          // throws std::invalid_argument
 
-
 // The matrix unit of profile native-amx/1; not to be called where has_amx() is false.
 bool has_amx();
 void amx_linear(const Linear&);

@@ -11,6 +11,7 @@ constexpr int kLanes = 16;      // lanes of a row reduction
 constexpr int kPanel = 32;      // output rows in one packed panel of a weight
 constexpr int kKBlock = 256;    // products summed before the sum joins the running total of a linear
 constexpr int kTopLogprobs = 20;  // places for the best alternatives of one drawn token
+constexpr int kMaxHead = 256;   // values of a head that attention has room for
 constexpr int kKvBlock = 32;    // positions in one block of the KV cache and of the attention fold
 
 // y[m, n] = residual[m, n] + (sum_k x[m, k] w[n, k] + bias[n]).  x bf16 [M, K]; w packed [ceil(N/32), K/2, 32, 2].

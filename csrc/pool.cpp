@@ -1,9 +1,11 @@
 #include "pool.h"
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -80,6 +82,7 @@ class Pool {
       if (++spin < kSpins) relax();
       else busy_.wait(busy, std::memory_order_acquire);
     }
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
  private:
@@ -87,8 +90,15 @@ class Pool {
     round_.fetch_add(1, std::memory_order_release);
     round_.notify_all();
   }
+  // Out of memory in a task ends the op, once every thread has let go of it.
   void drain() {
-    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) task_(context_, i);
+    try {
+      for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) task_(context_, i);
+    } catch (...) {
+      next_.store(count_, std::memory_order_relaxed);
+      const std::lock_guard lock(failure_guard_);
+      if (!failure_) failure_ = std::current_exception();
+    }
   }
   void work() {
     const IeeeMode mode;
@@ -109,6 +119,8 @@ class Pool {
   std::atomic<int64_t> next_{0};
   std::atomic<int> busy_{0};
   std::atomic<bool> stop_{false};
+  std::mutex failure_guard_;
+  std::exception_ptr failure_;
   Task task_ = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0;
@@ -117,6 +129,7 @@ class Pool {
 // One op at a time: two Python threads may call kernels at once, for the interpreter lock is released in them.
 std::mutex guard;
 std::unique_ptr<Pool> pool = std::make_unique<Pool>(1);
+std::atomic<int> size{1};  // of the pool, to be read without the lock
 
 #if defined(__unix__) || defined(__APPLE__)
 // A forked child has the pool but not its threads, and would wait for them for ever.
@@ -133,8 +146,9 @@ std::unique_ptr<Pool> pool = std::make_unique<Pool>(1);
 void set_threads(int n) {
   const std::lock_guard lock(guard);
   if (n != pool->size()) pool = std::make_unique<Pool>(n);
+  size = n;
 }
-int threads() { return pool->size(); }
+int threads() { return size; }
 void run_tasks(int64_t count, Task task, void* context) {
   const std::lock_guard lock(guard);
   pool->run(count, task, context);

@@ -68,7 +68,7 @@ INLINE void turn_head(const float* x, const float* w, const float* cos, const fl
 INLINE void rotary_store(const RotaryStore& a) {
   const int64_t D = a.D, half = D / 2;
   for_rows(a.T, (a.Hq + 2 * a.Hk) * D * 2, [&](int64_t begin, int64_t end) {
-    alignas(64) uint16_t head[512];
+    alignas(64) uint16_t head[kMaxHead];
     for (int64_t t = begin; t < end; ++t) {
       const float* qkv = a.qkv + t * (a.Hq + 2 * a.Hk) * D;
       const float *cos = a.cos + a.positions[t] * half, *sin = a.sin + a.positions[t] * half;

@@ -6,7 +6,7 @@
 // equal bits follow from equal text. Every operation here is one IEEE-754 operation a lane, correctly
 // rounded; there is no approximate reciprocal, no flush of denormals, no contraction.
 //
-//   load store set1 + - * / fma accumulate sqrt max min   float lanes; max(a, b) is a > b ? a : b
+//   load store set1 + - * / fma accumulate max min   float lanes; max(a, b) is a > b ? a : b
 //   & | ^ + - shl shr                             unsigned lanes, modulo 2^32
 //   mul_wide (low and high half of the products), transpose4 (the 4 x 4 blocks of four unsigned vectors)
 //   round (to integer, ties to even), to_int (as two's complement), from_int

@@ -38,7 +38,6 @@ INLINE vf accumulate(vf z, vf x, vf y) {
   asm("vfmadd231ps %2, %1, %0" : "+x"(z.b) : "x"(x.b), "x"(y.b));
   return z;
 }
-INLINE vf sqrt(vf x) { return BOTH(_mm256_sqrt_ps); }
 INLINE vf max(vf x, vf y) { return PAIR(_mm256_max_ps); }
 INLINE vf min(vf x, vf y) { return PAIR(_mm256_min_ps); }
 INLINE vf round(vf x) { return BOTH(_mm256_round_ps, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

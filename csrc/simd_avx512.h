@@ -30,7 +30,6 @@ INLINE vf accumulate(vf z, vf x, vf y) {
   asm("vfmadd231ps %2, %1, %0" : "+v"(z.a) : "v"(x.a), "v"(y.a));
   return z;
 }
-INLINE vf sqrt(vf x) { return {_mm512_sqrt_ps(x.a)}; }
 INLINE vf max(vf x, vf y) { return {_mm512_max_ps(x.a, y.a)}; }
 INLINE vf min(vf x, vf y) { return {_mm512_min_ps(x.a, y.a)}; }
 INLINE vf round(vf x) { return {_mm512_roundscale_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }

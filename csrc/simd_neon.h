@@ -25,7 +25,6 @@ INLINE vf operator*(vf x, vf y) { QUAD(vf, vmulq_f32(x.a[i], y.a[i])); }
 INLINE vf operator/(vf x, vf y) { QUAD(vf, vdivq_f32(x.a[i], y.a[i])); }
 INLINE vf fma(vf x, vf y, vf z) { QUAD(vf, vfmaq_f32(z.a[i], x.a[i], y.a[i])); }
 INLINE vf accumulate(vf z, vf x, vf y) { return fma(x, y, z); }
-INLINE vf sqrt(vf x) { QUAD(vf, vsqrtq_f32(x.a[i])); }
 INLINE vf max(vf x, vf y) { QUAD(vf, vbslq_f32(vcgtq_f32(x.a[i], y.a[i]), x.a[i], y.a[i])); }
 INLINE vf min(vf x, vf y) { QUAD(vf, vbslq_f32(vcltq_f32(x.a[i], y.a[i]), x.a[i], y.a[i])); }
 INLINE vf round(vf x) { QUAD(vf, vrndnq_f32(x.a[i])); }

@@ -23,7 +23,6 @@ INLINE vf operator*(vf x, vf y) { LANES(vf, x.a[i] * y.a[i]); }
 INLINE vf operator/(vf x, vf y) { LANES(vf, x.a[i] / y.a[i]); }
 INLINE vf fma(vf x, vf y, vf z) { LANES(vf, std::fmaf(x.a[i], y.a[i], z.a[i])); }
 INLINE vf accumulate(vf z, vf x, vf y) { return fma(x, y, z); }
-INLINE vf sqrt(vf x) { LANES(vf, std::sqrt(x.a[i])); }
 INLINE vf max(vf x, vf y) { LANES(vf, x.a[i] > y.a[i] ? x.a[i] : y.a[i]); }
 INLINE vf min(vf x, vf y) { LANES(vf, x.a[i] < y.a[i] ? x.a[i] : y.a[i]); }
 INLINE vf round(vf x) { LANES(vf, std::nearbyint(x.a[i])); }

@@ -2,7 +2,6 @@
 
 import torch
 
-from batchgen.errors import EngineError
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.cpu.memory import zeros
 from batchgen.models.config import ModelConfig
@@ -20,15 +19,10 @@ def allocate(config: ModelConfig, num_blocks: int) -> list[tuple[torch.Tensor, t
     so that attention runs on the linear's inner loop. Raises EngineError when there is no memory for them.
     """
     Hk, D = config.num_kv_heads, config.head_dim
-    try:
-        return [
-            (
-                zeros(num_blocks, Hk, D // 2, BLOCK_SIZE, 2, dtype=torch.bfloat16),
-                zeros(num_blocks, Hk, BLOCK_SIZE // 2, D, 2, dtype=torch.bfloat16),
-            )
-            for _ in range(config.num_layers)
-        ]
-    except MemoryError as error:
-        size = num_blocks * block_bytes(config) / 2**30
-        hint = "lower --max-num-seqs, or model.max_model_len in the job"
-        raise EngineError(f"no memory for a KV cache of {size:.1f} GiB", hint=hint) from error
+    return [
+        (
+            zeros(num_blocks, Hk, D // 2, BLOCK_SIZE, 2, dtype=torch.bfloat16),
+            zeros(num_blocks, Hk, BLOCK_SIZE // 2, D, 2, dtype=torch.bfloat16),
+        )
+        for _ in range(config.num_layers)
+    ]

@@ -8,6 +8,7 @@ from batchgen.engine.engine import Engine
 from batchgen.engine.kv_cache import allocate, block_bytes
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.scheduler import Limits
+from batchgen.errors import ModelError
 from batchgen.executor.run_config import RunConfig
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.cpu.native import set_threads
@@ -37,6 +38,10 @@ def start_engine(
     set_threads(run_config.threads or _cores())
     kernel_set = check_profile(spec.numerics)
     weights = weights or open_weights(model.path)
+    if weights.config != model.config:  # the cache is of an older reading of the model's files
+        raise ModelError(
+            "the packed weights are of another config", where=str(cache_root() / "packed"), hint="delete them"
+        )
     num_blocks = _num_blocks(model.config, model.max_model_len, run_config)
     runner = ModelRunner(
         Decoder(model.config, weights.tensors, model.max_model_len, native=spec.numerics in NATIVE),
@@ -77,5 +82,10 @@ def _physical_memory() -> int:
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: those it may run on, or what its control group allows if that is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, -(-int(quota) // int(period))))
+    except (OSError, ValueError):
+        return cores

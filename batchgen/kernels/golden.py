@@ -11,7 +11,7 @@ import torch
 
 from batchgen import kernels
 from batchgen.errors import EngineError
-from batchgen.kernels.packing import pack
+from batchgen.kernels.packing import PackedWeight, pack
 from batchgen.kernels.sample_rows import IdLists, SampleRows
 
 NATIVE = frozenset({"native-amx/1"})  # profiles whose linears run on the matrix unit
@@ -57,8 +57,10 @@ def kernel_set_digest(*, native: bool = False) -> str:
     tables, start = torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([0, T], dtype=torch.int32)
     attended = kernels.attention(q, cache, tables, start, positions)
     out = kernels.linear(attended, pack(_numbers(10, H, Hq * D).to(torch.bfloat16), native=native), residual=x)
-    gated = kernels.linear_silu_mul(normed, pack(_numbers(11, 128, H).to(torch.bfloat16), native=native))
+    gate_up = pack(_numbers(11, 128, H).to(torch.bfloat16), native=native)
+    gated = kernels.linear_silu_mul(normed, gate_up)
     logits = kernels.linear(normed, table)
+    _prove_rows(normed, table, gate_up)
     for tensor in (embedded, normed, qkv, *cache, q, attended, out, gated, logits):
         digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     for processed in (False, True):
@@ -66,6 +68,18 @@ def kernel_set_digest(*, native: bool = False) -> str:
         for array in (draws.token, draws.logprob, draws.top_ids, draws.top_values, draws.finite):
             digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def _prove_rows(x: torch.Tensor, table: PackedWeight, gate_up: PackedWeight) -> None:
+    """Linears of few rows and of many, which take other paths through the kernels, against those of all rows of x."""
+    many = x.repeat(5, 1)  # more than one block of rows
+    for op, weight in ((kernels.linear, table), (kernels.linear_silu_mul, gate_up)):
+        whole: torch.Tensor = op(x, weight)
+        for M in (1, 2, 6, 13, len(x)):
+            if not torch.equal(op(x[:M], weight), whole[:M]):
+                raise EngineError(f"a linear of {M} rows gives other bits than one of {len(x)}")
+        if not torch.equal(op(many, weight), whole.repeat(5, 1)):
+            raise EngineError(f"a linear of {len(many)} rows gives other bits than one of {len(x)}")
 
 
 def _numbers(lane: int, *shape: int) -> torch.Tensor:

@@ -86,7 +86,7 @@ class ModelConfig:
         the scaling after it uses only IEEE + - * /.
         """
         theta = Decimal(self.rope_theta)
-        exponents = (Decimal(-2 * i) / Decimal(self.head_dim) for i in range(self.head_dim // 2))
+        exponents = (_DECIMAL.divide(Decimal(-2 * i), Decimal(self.head_dim)) for i in range(self.head_dim // 2))
         plain = [float(_DECIMAL.power(theta, e)) for e in exponents]
         scaling = self.rope_scaling
         if scaling is None:

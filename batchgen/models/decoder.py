@@ -8,15 +8,13 @@ import torch
 from batchgen import kernels
 from batchgen.errors import ModelError
 from batchgen.kernels import PackedWeight
-from batchgen.kernels.constants import LANES, PANEL
+from batchgen.kernels.constants import LANES, MAX_HEAD_DIM, PANEL, TILE_K
 from batchgen.kernels.cpu.memory import zeros
 from batchgen.layers.attention import Attention
 from batchgen.layers.mlp import GatedMlp
 from batchgen.layers.rotary import rotary_table
 from batchgen.layers.step import StepTensors
 from batchgen.models.config import ModelConfig
-
-MAX_HEAD_DIM = 256  # what the attention kernel has room for
 
 Cache = tuple[torch.Tensor, torch.Tensor]
 
@@ -40,7 +38,7 @@ class Decoder:
 
         Raises ModelError for sizes the kernels do not take.
         """
-        _check_sizes(config)
+        _check_sizes(config, TILE_K if native else LANES)
         self.config = config
         self.rotary = rotary_table(config.inverse_frequencies(), max_model_len)
         head = "embed" if config.tie_word_embeddings else "lm_head"
@@ -84,8 +82,8 @@ def _layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], at: str, na
     return Layer(weights[at + "input_norm"], attention, weights[at + "post_norm"], mlp)
 
 
-def _check_sizes(config: ModelConfig) -> None:
-    for name, multiple in (("hidden_size", PANEL), ("intermediate_size", PANEL), ("head_dim", 2 * LANES)):
+def _check_sizes(config: ModelConfig, lanes: int) -> None:
+    for name, multiple in (("hidden_size", lanes), ("intermediate_size", PANEL), ("head_dim", 2 * LANES)):
         if (value := getattr(config, name)) % multiple:
             raise ModelError(f"{name} is {value}; the kernels take multiples of {multiple}", where=config.architecture)
     if config.head_dim > MAX_HEAD_DIM:

@@ -111,7 +111,11 @@ class PackedWeights:
             kind = {"bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
             count = torch.Size(shape).numel()
             tensors[name] = data[at : at + count * kind.itemsize].view(kind).view(shape)
-        return cls(ModelConfig.from_json(footer["config"]), footer["weights_digest"], tensors)
+        try:
+            config = ModelConfig.from_json(footer["config"])
+        except (TypeError, KeyError, ValueError) as e:
+            raise _DamagedError("was written by another version") from e
+        return cls(config, footer["weights_digest"], tensors)
 
 
 def _packed(model: Checkpoint, digests: dict[str, str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -60,10 +60,8 @@ def test_every_cut(decoder: Decoder) -> None:
     assert_bitwise(logits(decoder, IDS, list(range(1, len(IDS)))), whole, "token by token")
 
 
-def test_counter_attention_that_folds_from_the_chunk_is_caught(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks of positions counted from the query's first token instead of from 0."""
+def test_counter_one_bit_of_one_element_is_seen(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bit of one attention output, in chunks that begin off a block's edge, moves the logits."""
 
     def shifted(
         q: torch.Tensor,
@@ -73,7 +71,6 @@ def test_counter_attention_that_folds_from_the_chunk_is_caught(
         positions: torch.Tensor,
     ) -> torch.Tensor:
         out = exact_attention(q, cache, tables, start, positions)
-        # A later first token stands for a fold that starts elsewhere: one unit in the last place of one element.
         if int(positions[0]) % 32:
             out.view(torch.int16)[0, 0] += 1
         return out

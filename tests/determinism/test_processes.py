@@ -1,5 +1,6 @@
-"""A fresh process, with another hash seed and other threads, makes the same rows (guards: syv-ai #75, four cold starts,
-four answers), and so does another instruction set's build of the same source.
+"""A fresh process, with another hash seed and other threads, makes the same rows.
+
+Guards against state of a process: a public report has four cold starts that gave four answers (syv-ai #75).
 """
 
 import json

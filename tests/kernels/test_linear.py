@@ -53,6 +53,16 @@ def test_bias_and_residual_equal_the_twin(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", SETS[1:])
+def test_more_than_one_block_of_rows(isa: str) -> None:
+    """The kernel cuts x into blocks of at most 144 rows; a step of 256 tokens has two."""
+    library().use(isa)
+    x, weight = operands(433, 40, 320)
+    alone = torch.cat([kernels.linear(x[i : i + 1], weight) for i in range(433)])
+    for M in (143, 144, 145, 156, 157, 257, 288, 289, 433):
+        assert_bitwise(kernels.linear(x[:M], weight), alone[:M], f"M = {M}")
+
+
+@pytest.mark.parametrize("isa", SETS[1:])
 def test_a_row_is_the_same_at_every_m(isa: str) -> None:
     """Every M from 1 to 130, every row position, against the row alone; K of one block, of several, and ragged."""
     for N, K in ((70, 64), (48, 600)):

@@ -7,6 +7,7 @@ import torch
 from support.bitwise import assert_bitwise
 
 from batchgen import kernels
+from batchgen.errors import EngineError
 from batchgen.kernels import reference
 from batchgen.kernels.cpu.native import library
 from batchgen.kernels.packing import pack
@@ -98,7 +99,7 @@ def paged(lengths: list[int], Hk: int, D: int) -> tuple[Cache, torch.Tensor]:
     return cache, tables
 
 
-@pytest.mark.parametrize(("Hq", "Hk", "D"), [(4, 2, 32), (9, 3, 64), (8, 1, 64), (2, 2, 96)])
+@pytest.mark.parametrize(("Hq", "Hk", "D"), [(4, 2, 32), (9, 3, 64), (2, 2, 96), (2, 1, 128), (2, 1, 256), (16, 1, 32)])
 def test_attention_equals_the_twin(Hq: int, Hk: int, D: int) -> None:
     """Decodes and prefills of all lengths around the edges of blocks, side by side."""
     lengths, counts = [1, 31, 32, 33, 65, 40], [1, 1, 3, 33, 2, 40]
@@ -122,6 +123,14 @@ def test_a_token_attends_alike_in_a_prefill_and_alone() -> None:
             q[t : t + 1], cache, tables, torch.tensor([0, 1], dtype=torch.int32), positions[t : t + 1]
         )
         assert_bitwise(one, whole[t : t + 1], f"position {t}")
+
+
+def test_heads_that_do_not_fit_are_refused() -> None:
+    for D in (48, 512):
+        cache = empty_cache(1, 1, D)
+        one = torch.tensor([0], dtype=torch.int32)
+        with pytest.raises(EngineError, match="head_dim"):
+            kernels.attention(torch.zeros(1, 1, D, dtype=torch.bfloat16), cache, one[None], torch.tensor([0, 1]), one)
 
 
 def test_a_nan_is_not_hidden() -> None:

@@ -1,3 +1,4 @@
+import decimal
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,3 +91,10 @@ def test_the_config_needs_neither_torch_nor_the_file_formats() -> None:
         "assert not {'torch', 'gguf', 'safetensors', 'pyarrow', 'tokenizers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_frequencies_do_not_hang_on_the_caller_s_decimals() -> None:
+    config = config_from_json(tiny_config("qwen3", head_dim=96), "here")
+    expected = config.inverse_frequencies()
+    with decimal.localcontext(prec=9):
+        assert config.inverse_frequencies() == expected

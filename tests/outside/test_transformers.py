@@ -83,16 +83,13 @@ def test_prefill_logits(case: str, tmp_path: Path) -> None:
     assert agree > 0.95, f"greedy agreement {agree:.3f}"
 
 
-@pytest.mark.parametrize("change", [{"rope_theta": 20000.0}, {"rms_norm_eps": 0.5}, {"num_key_value_heads": 4}])
+@pytest.mark.parametrize("change", [{"rope_theta": 20000.0}, {"rms_norm_eps": 0.5}])
 def test_counter_a_wrong_config_is_caught(change: dict[str, Any], tmp_path: Path) -> None:
-    """The tolerance has power: the same weights read with another theta, eps or grouping are far outside it."""
+    """The tolerance has power: the same weights read with another theta or eps are far outside it."""
     path = write_tiny(tmp_path / "model", "qwen3")
     theirs = their_logits(path, IDS)
-    if "num_key_value_heads" in change:  # more heads need more weights; write others and compare against the first
-        write_tiny(path, "qwen3", **change)
-    else:
-        config = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps(config | change))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | change))
     assert distance(our_logits(path, tmp_path, IDS), theirs)[1] > 0.04
 
 

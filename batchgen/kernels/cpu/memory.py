@@ -10,16 +10,19 @@ import mmap
 import numpy as np
 import torch
 
+from batchgen.errors import EngineError
+
 _HUGE = 2 << 20
 
 
 def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros on the CPU; pages take memory when they are first written. Raises MemoryError."""
+    """Zeros on the CPU; pages take memory when they are first written. Raises EngineError when there is none."""
     size = math.prod(shape) * dtype.itemsize
     try:
         region = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
-        raise MemoryError(f"{size} bytes") from error
+        hint = "lower --max-num-seqs, or model.max_model_len in the job"
+        raise EngineError(f"no memory for {size / 2**30:.1f} GiB", hint=hint) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         region.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(region, np.uint8)

@@ -1,8 +1,11 @@
 """Linear, row ops and attention on a CPU."""
 
+import math
+
 import torch
 
-from batchgen.kernels.constants import BLOCK_SIZE, LANES, PANEL, TILE_K
+from batchgen.errors import EngineError
+from batchgen.kernels.constants import BLOCK_SIZE, LANES, MAX_HEAD_DIM, PANEL, TILE_K
 from batchgen.kernels.cpu.native import address, library, require_multiple, require_native
 from batchgen.kernels.packing import PackedWeight
 
@@ -57,6 +60,12 @@ def linear_silu_mul(x: Tensor, weight: PackedWeight) -> Tensor:
     return out
 
 
+def _check_head(D: int) -> None:
+    require_multiple("head_dim", D, 2 * LANES)
+    if D > MAX_HEAD_DIM:
+        raise EngineError(f"head_dim is {D}; the kernels take {MAX_HEAD_DIM} at most")
+
+
 def _cache(cache: tuple[Tensor, Tensor], Hk: int, D: int) -> tuple[int, int]:
     blocks = cache[0].shape[0]
     return (
@@ -76,7 +85,7 @@ def rotary_store(
     T, width = qkv.shape
     Hk, D = cache[1].shape[1], cache[1].shape[3]
     Hq = width // D - 2 * Hk
-    require_multiple("head_dim", D, 2 * LANES)
+    _check_head(D)
     q = torch.empty(T, Hq, D, dtype=BF16)
     q_norm, k_norm = norms or (None, None)
     angles = len(rotary[0])
@@ -104,7 +113,7 @@ def attention(
 ) -> Tensor:
     T, Hq, D = q.shape
     Hk = cache[1].shape[1]
-    require_multiple("head_dim", D, 2 * LANES)
+    _check_head(D)
     require_multiple("the number of query heads", Hq, Hk)
     S, blocks = block_tables.shape
     out = torch.empty(T, Hq * D, dtype=BF16)
@@ -115,7 +124,7 @@ def attention(
         address(query_start, I32, S + 1),
         address(positions, I32, T),
         out.data_ptr(),
-        D**-0.5,
+        1 / math.sqrt(D),
         S,
         blocks,
         Hq,

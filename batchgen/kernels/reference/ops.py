@@ -1,6 +1,6 @@
 """Linear, row ops and attention in plain numpy, one float operation at a time: what the fast kernels must equal.
 
-Signatures, shapes and dtypes are those of batchgen.kernels. Written to be read and compared with; slow.
+Shapes and dtypes are those of batchgen.kernels. Written to be read and compared with; slow.
 """
 
 import numpy as np
@@ -133,7 +133,7 @@ def _attend(query: Array, past: list[tuple[Array, Array]], length: int) -> Array
         score = np.zeros(valid, np.float32)
         for d in range(D):
             score = fma(query[d], key[d, :valid], score)
-        score = score * np.float32(D**-0.5)
+        score = score * np.float32(1 / np.sqrt(np.float64(D)))
         new_maximum = score.max() if b == 0 else max(maximum, score.max())
         weight = np.zeros(BLOCK_SIZE, np.float32)
         weight[:valid] = exp(score - new_maximum)
