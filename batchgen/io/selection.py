@@ -1,7 +1,9 @@
 """A `where` condition -> the numbers of the rows of a Parquet file that it selects, the same ones every time."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,15 @@ def select_rows(path: Path, columns: list[str], condition: str, where: str) -> N
     """Numbers of the rows of `path` for which `condition` is true, ascending; `columns` are all columns of the file.
 
     Raises InputError at `where` for a condition that is no SQL, names an unknown column, holds a subquery,
-    or depends on more than the row: chance, the clock, settings.
+    or depends on more than the row: chance, the clock, settings; and for column names that SQL cannot tell apart.
     """
     try:
         with _connect(path) as connection:
             _check(connection, condition, columns, where)
-            query = f"SELECT file_row_number FROM read_parquet(?, file_row_number = true) WHERE (\n{condition}\n)"
-            rows = connection.execute(query, [str(path)]).fetchnumpy()["file_row_number"]
+            # Without hive_partitioning = false, a folder named lang=de would stand in for the column lang.
+            table = "read_parquet(?, file_row_number = true, hive_partitioning = false)"
+            query = f"SELECT file_row_number FROM {table} WHERE (\n{condition}\n)"
+            rows = connection.execute(query, [escape(str(path))]).fetchnumpy()["file_row_number"]
     except duckdb.Error as error:
         raise InputError(_first_line(error), where=where, hint=f"the condition is {condition!r}") from None
     return np.sort(np.asarray(rows, np.int64))  # DuckDB owes nobody an order
@@ -34,9 +38,10 @@ def select_rows(path: Path, columns: list[str], condition: str, where: str) -> N
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
     """A connection that can read `path` and nothing else."""
     connection = duckdb.connect(":memory:")
-    quoted = str(path).replace("'", "''")
+    # DuckDB asks for leave twice: for the glob that it is given, and for the file that it finds.
+    allowed = ", ".join("'" + name.replace("'", "''") + "'" for name in (str(path), escape(str(path))))
     connection.execute(f"""
-        SET allowed_paths = ['{quoted}'];
+        SET allowed_paths = [{allowed}];
         SET python_enable_replacements = false;
         SET temp_directory = '';
         SET TimeZone = 'UTC';
@@ -53,7 +58,11 @@ def _check(connection: duckdb.DuckDBPyConnection, condition: str, columns: list[
     if tree["error"]:
         raise InputError(f"no SQL condition: {tree['error_message']}", where=where, hint=f"it is {condition!r}")
     impure = _impure_functions(connection)
-    known = {name.lower() for name in columns}
+    spelt = Counter(name.lower() for name in columns)
+    if "file_row_number" in spelt:
+        message = "cannot be used on a file with a column named file_row_number"
+        raise InputError(message, where=where, hint="rename the column: rows are counted under this name")
+    known = set(spelt)
     for node in _nodes(tree["statements"][0]["node"]["where_clause"]):
         match node.get("class"):
             case "LAMBDA":
@@ -61,6 +70,10 @@ def _check(connection: duckdb.DuckDBPyConnection, condition: str, columns: list[
             case "COLUMN_REF" if node["column_names"][0].lower() not in known:
                 name = node["column_names"][0]
                 raise InputError(f"no column {name!r} in the input", where=where, hint=nearest(name, columns))
+            case "COLUMN_REF" if spelt[node["column_names"][0].lower()] > 1:
+                alike = [repr(name) for name in columns if name.lower() == node["column_names"][0].lower()]
+                message = f"columns {' and '.join(alike)} differ only in case, and SQL cannot tell them apart"
+                raise InputError(message, where=where, hint="rename one")
             case "FUNCTION" if node["function_name"].lower() in impure:
                 message = f"{node['function_name']}() depends on more than the row"
                 raise InputError(message, where=where, hint="a condition must select the same rows every time")

@@ -93,3 +93,30 @@ def test_text_that_is_not_utf8_is_an_error_only_where_the_condition_reads_it(tmp
 def test_a_relative_path(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     assert select(Path(path.name), "id = 1") == [0]
+
+
+def test_folders_that_look_like_columns_are_only_folders(tmp_path: Path) -> None:
+    (tmp_path / "name=ann").mkdir()
+    path = write_parquet(tmp_path / "name=ann" / "in.parquet", id=[1, 2], name=["ann", "bob"])
+    assert select(path, "name = 'bob'") == [1]
+
+
+@pytest.mark.parametrize("name", ["in[1].parquet", "i*.parquet", "in?.parquet", "[!a].parquet"])
+def test_names_that_look_like_globs_are_only_names(tmp_path: Path, name: str) -> None:
+    write_parquet(tmp_path / "in1.parquet", id=[9, 9, 9])
+    assert select(write_parquet(tmp_path / name, id=[8, 9]), "id = 9") == [1]
+
+
+def test_columns_that_differ_only_in_case(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "in.parquet", K=[1, 2], k=[2, 1], id=[1, 2])
+    assert [int(row) for row in select_rows(path, ["K", "k", "id"], "id = 2", "w")] == [1]
+    with pytest.raises(
+        InputError, match=r"w: columns 'K' and 'k' differ only in case, and SQL cannot .*\n  rename one"
+    ):
+        select_rows(path, ["K", "k", "id"], "id = 2 AND k = 1", "w")
+
+
+def test_a_column_with_the_name_of_the_row_number(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "in.parquet", id=[1], File_Row_Number=[7])
+    with pytest.raises(InputError, match="w: cannot be used on a file with a column named file_row_number"):
+        select_rows(path, ["id", "File_Row_Number"], "id = 1", "w")
