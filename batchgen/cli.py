@@ -17,7 +17,7 @@ from batchgen.executor.run_config import RunConfig
 from batchgen.io.first_rows import first_rows
 from batchgen.io.manifest import Manifest, manifest_schema, read_manifest
 from batchgen.io.schema import rows_schema
-from batchgen.loader import load_job, load_model, prompt_builder
+from batchgen.loader import load_job, load_model, naming, prompt_builder
 from batchgen.preflight import preflight
 from batchgen.progress import display
 from batchgen.spec import JobSpec, job_schema, load_spec
@@ -133,7 +133,8 @@ def plan(job: Path, as_json: bool) -> None:
     """
     with display(terminal.ERR) as shown:
         loaded, model = load_job(job, shown.fetched)
-        found = preflight(loaded.spec, loaded.inputs, prompt_builder(loaded.spec, model))
+        with naming(job):
+            found = preflight(loaded.spec, loaded.inputs, prompt_builder(loaded.spec, model))
     if as_json:
         emit(found.to_dict())
     else:

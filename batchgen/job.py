@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from batchgen.executor.base import Progress
+from batchgen.executor.base import Job, Progress
 from batchgen.executor.local import JobReport, run_local
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import open_weights, start_engine
 from batchgen.io.run_folder import RunFolder
-from batchgen.loader import load_job
+from batchgen.loader import LoadedModel, load_job, naming
 from batchgen.models.packed import PackedWeights
 from batchgen.spec import load_spec
 
@@ -29,9 +30,26 @@ def run_job(
     """
     config = replace(config, job_dir=path.parent)
     load_spec(path)  # a bad job file leaves no folder behind, and a bad folder is told before a model is fetched
+    is_new = not config.out.exists()
     RunFolder.open(config.out).close()
-    with ThreadPoolExecutor(1) as beside:  # weights are read while the tokenizer is built and the input is scanned
-        opened: list[Future[PackedWeights]] = []
+    try:
+        job, model, weights = _load(path, on_fetch)
+        engine = start_engine(job.spec, model, config, weights.result())
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                config.out.rmdir()
+        raise
+    with naming(path):
+        return run_local(job, engine, config, on_progress)
+
+
+def _load(path: Path, on_fetch: Callable[[int, int | None], None]) -> tuple[Job, LoadedModel, "Future[PackedWeights]"]:
+    """The job and its weights, which are read while the tokenizer is built and the input is scanned."""
+    opened: list[Future[PackedWeights]] = []
+    beside = ThreadPoolExecutor(1)
+    try:
         job, model = load_job(path, on_fetch, lambda found: opened.append(beside.submit(open_weights, found)))
-        engine = start_engine(job.spec, model, config, opened[0].result())
-    return run_local(job, engine, config, on_progress)
+    finally:
+        beside.shutdown(wait=False)  # an error in the job is told at once, not when all weights are read
+    return job, model, opened[0]

@@ -1,11 +1,13 @@
 """From a job file to a Job: the spec and all that it names, but for the weights. No torch."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchgen.errors import ModelError, SpecError
+from batchgen.errors import InputError, ModelError, SpecError
 from batchgen.executor.base import Job
 from batchgen.generation_config import with_generation_config
 from batchgen.io.inputs import scan_inputs
@@ -20,6 +22,8 @@ from batchgen.text.prompt import PromptBuilder
 from batchgen.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int | None], None]  # bytes fetched, bytes in all if known
+
+_INPUTS_KEY = re.compile(r"inputs(\[\d+\]\.\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +78,51 @@ def prompt_builder(spec: JobSpec, model: LoadedModel) -> PromptBuilder:
     )
 
 
+@contextmanager
+def naming(job: Path) -> Iterator[None]:
+    """Inside it, errors about a key of a job that is loaded already name its file too: FILE: dotted.key."""
+    try:
+        yield
+    except (SpecError, InputError) as error:
+        if isinstance(error, SpecError) or _INPUTS_KEY.fullmatch(error.where):  # others name an input file
+            error.where = f"{job}: {error.where}"
+        raise
+
+
 def load_job(path: Path, progress: Progress, found: Callable[[Path], None] = lambda _: None) -> tuple[Job, LoadedModel]:
     """Read the job file, its model's tokenizer and its inputs; `found`: see `load_model`.
 
     Raises SpecError, InputError or ModelError.
     """
     spec = load_spec(path)
-    model = load_model(spec, path.parent, progress, found)
-    spec = with_generation_config(spec, model.path)
-    params = spec.sampling
-    job = Job(
-        spec=spec,
-        job_yaml=path.read_bytes(),
-        inputs=scan_inputs(spec, path.parent),
-        params=params,
-        build_prompt=prompt_builder(spec, model).build,
-        bad_words_token_ids=_bad_words(params, model.tokenizer),
-        digests={"limits": _limits(model)},
-    )
+    with naming(path):
+        model = load_model(spec, path.parent, progress, found)
+        spec = with_generation_config(spec, model.path)
+        params = spec.sampling
+        _check_limits(params, model)
+        job = Job(
+            spec=spec,
+            job_yaml=path.read_bytes(),
+            inputs=scan_inputs(spec, path.parent),
+            params=params,
+            build_prompt=prompt_builder(spec, model).build,
+            bad_words_token_ids=_bad_words(params, model.tokenizer),
+            digests={"limits": _limits(model)},
+        )
     return job, model
+
+
+def _check_limits(params: SamplingParams, model: LoadedModel) -> None:
+    """Refuse sampling that no row of this model could have."""
+    vocab_size = model.config.vocab_size
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+        for token_id in ids:
+            if token_id >= vocab_size:
+                message = f"{token_id} is not one of the {vocab_size} token ids of the model"
+                raise SpecError(message, where=f"sampling.{name}")
+    if params.max_tokens >= model.max_model_len:
+        message = f"{params.max_tokens} leaves no room for a prompt in max_model_len {model.max_model_len}"
+        raise SpecError(message, where="sampling.max_tokens")
 
 
 def _limits(model: LoadedModel) -> str:

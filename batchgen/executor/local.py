@@ -75,8 +75,9 @@ def run_local(
 
 
 def _open_run(folder: RunFolder, job: Job, engine: Engine, config: RunConfig) -> tuple[Plan, pa.Schema]:
-    """Start the run, or make sure that the one in the folder is of this job."""
-    rows_per_shard = config.rows_per_shard if folder.manifest is None else folder.manifest.plan.rows_per_shard
+    """Start the run, or make sure that the one in the folder is of this job. A run of no row yet gives way to any."""
+    there = folder.manifest if folder.manifest and (folder.manifest.shards or folder.manifest.root) else None
+    rows_per_shard = there.plan.rows_per_shard if there else config.rows_per_shard
     if rows_per_shard != config.rows_per_shard:
         _log.info("%s has %d rows per shard, and keeps them", folder.path, rows_per_shard)
     plan = make_plan(job.spec, job.inputs, rows_per_shard)
@@ -95,10 +96,10 @@ def _open_run(folder: RunFolder, job: Job, engine: Engine, config: RunConfig) ->
         columns=tuple((name, type_) for name, type_ in columns_json(schema)),
         run_config=config.recorded(),
     )
-    if folder.manifest is None:
+    if there is None:
         folder.start(manifest, job.job_yaml)
     else:
-        refuse_other_job(folder.path, folder.manifest, manifest)
+        refuse_other_job(folder.path, there, manifest)
         folder.record(manifest.run_config)
     return plan, schema
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from glob import glob, has_magic
+from itertools import chain, islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from batchgen.io.canonical import plain_type, type_json
 from batchgen.io.columns import check_castable, check_type, has_text
 from batchgen.io.reader import InputFile, Inputs, open_parquet, read_blocks, read_keys, stamp
 from batchgen.io.row_keys import NO_REPEATS, find_repeats, hash_keys
-from batchgen.io.schema import output_schema
+from batchgen.io.schema import OUTPUT_COLUMNS, output_schema
 from batchgen.io.selection import select_rows
 from batchgen.spec import InputSpec, JobSpec, RowKeySpec
 
@@ -46,6 +47,9 @@ def _scan_entry(
     entry: InputSpec, where: str, row_key: RowKeySpec, base_dir: Path
 ) -> Iterator[tuple[InputFile, pa.Schema]]:
     """Each file of one entry of the spec's inputs, until its limit is reached."""
+    if taken := [name for name in entry.passthrough if name in OUTPUT_COLUMNS]:
+        message = f"{taken[0]!r} is the name of an output column"
+        raise InputError(message, where=f"{where}.passthrough", hint="rename it in the input, or leave it out")
     left = entry.limit
     for path, label in _expand(entry.path, base_dir, where):
         seen = stamp(path)
@@ -147,16 +151,18 @@ def _is_valid(array: pa.Array) -> bool:
 def _with_unique_keys(inputs: Inputs) -> Inputs:
     hashes = hash_keys(read_keys(inputs), inputs.num_rows)
     repeats = find_repeats(hashes)
-    if len(repeats.rows) and inputs.row_key.on_duplicate == "suffix":
+    suffixed = len(repeats.rows) > 0 and inputs.row_key.on_duplicate == "suffix"
+    if suffixed:
         inputs = replace(inputs, repeats=repeats)
         hashes = hash_keys(read_keys(inputs), inputs.num_rows)
         repeats = find_repeats(hashes)
     if len(repeats.rows):
         row = int(repeats.rows[0])
         earlier = int((hashes == hashes[row]).all(axis=1).argmax())
-        raise InputError(
-            f"has the row key of {inputs.locate(earlier)}",
-            where=inputs.locate(row),
-            hint=f"{len(repeats.rows)} rows repeat a key; row_key.on_duplicate: suffix tells them apart",
-        )
+        key = next(islice(chain.from_iterable(read_keys(inputs)), row, None))
+        message = f"has the row key {key!r} of {inputs.locate(earlier)}"
+        hint = f"rows that repeat a key: {len(repeats.rows)}; row_key.on_duplicate: suffix tells them apart"
+        if suffixed:
+            hint = "a suffix made the key of one the key of the other: rename one of them in the data"
+        raise InputError(message, where=inputs.locate(row), hint=hint)
     return inputs

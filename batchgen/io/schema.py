@@ -35,6 +35,7 @@ _TEXTS: dict[str, str] = {
     "params_hash": "xxh3_128 of the sampling parameters without n",
     ROW_HASH: "xxh3_128 of the row's other columns in canonical bytes",
 }
+OUTPUT_COLUMNS = frozenset(_TEXTS)
 _HEAD = (
     pa.field("row_key", pa.string(), nullable=False),
     pa.field("sample_index", pa.int32(), nullable=False),
@@ -80,7 +81,7 @@ def output_schema(passthrough: pa.Schema, *, logprobs: int | None, metadata: Map
         fields += _TOP_LOGPROBS
     fields += _TAIL
     for field in passthrough:
-        if field.name in _TEXTS:
+        if field.name in OUTPUT_COLUMNS:
             raise InputError(
                 "a passthrough column has the name of an output column", where=field.name, hint="rename it in the input"
             )

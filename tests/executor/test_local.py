@@ -2,6 +2,7 @@ import json
 import logging
 import shutil
 import signal
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 from support.fake_engine import FINGERPRINT, FakeEngine
 from support.fake_jobs import JOB_YAML, make_job, read_rows, run, write_input
 
-from batchgen.errors import Interrupted, RunError, VerifyError
+from batchgen.errors import EngineError, Interrupted, RunError, VerifyError
 from batchgen.executor.base import Progress
 from batchgen.executor.local import run_local
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.manifest import part_name, read_manifest
+from batchgen.records import Completion, Request
 from batchgen.verify.integrity import verify_run
 
 
@@ -141,6 +143,18 @@ def test_a_run_of_another_spec_is_refused(folder: Path, tmp_path: Path, sections
     run(make_job(folder), tmp_path / "run")
     with pytest.raises(RunError, match=message):
         run(make_job(folder, **sections), tmp_path / "run")
+    assert verify_run(tmp_path / "run").ok
+
+
+def test_a_run_without_a_row_gives_way_to_a_corrected_job(folder: Path, tmp_path: Path) -> None:
+    class Broken(FakeEngine):
+        def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+            raise EngineError("cannot take this job")
+
+    with pytest.raises(EngineError):
+        run(make_job(folder, seed=1), tmp_path / "run", Broken(), rows_per_shard=5)
+    assert run(make_job(folder), tmp_path / "run").root == run(make_job(folder), tmp_path / "other").root
+    assert read_manifest(tmp_path / "run").plan.rows_per_shard == 8
     assert verify_run(tmp_path / "run").ok
 
 

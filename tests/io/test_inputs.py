@@ -185,7 +185,8 @@ def test_files_that_disagree_on_a_passthrough_type(tmp_path: Path) -> None:
 def test_a_passthrough_column_with_an_output_name(tmp_path: Path) -> None:
     write_parquet(tmp_path / "in.parquet", id=[1], prompt=["p"], seed=[1])
     entry = {"path": "in.parquet", "columns": {"prompt": "prompt"}, "passthrough": ["seed"]}
-    assert "seed: a passthrough column has the name of an output column" in refused(tmp_path, entry)
+    text = refused(tmp_path, entry)
+    assert "inputs[0].passthrough: 'seed' is the name of an output column\n  rename it in the input" in text
 
 
 def test_passthrough_text_that_is_not_utf8(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_duplicate_keys_name_both_rows(tmp_path: Path) -> None:
     write_parquet(tmp_path / "part-1.parquet", id=["a", "b", "c"], prompt=["p"] * 3)
     write_parquet(tmp_path / "part-2.parquet", id=["d", "b"], prompt=["p"] * 2)
     text = refused(tmp_path, GLOB)
-    assert "part-2.parquet row 1: has the row key of " in text
+    assert "part-2.parquet row 1: has the row key 'b' of " in text
     assert "part-1.parquet row 1" in text
     assert "on_duplicate: suffix" in text
 
@@ -239,7 +240,9 @@ def test_suffixes_follow_input_order(tmp_path: Path) -> None:
 def test_a_suffixed_key_that_is_taken_is_an_error(tmp_path: Path) -> None:
     write_parquet(tmp_path / "in.parquet", id=["a", "a#2", "a"], prompt=["p"] * 3)
     text = refused(tmp_path, row_key={"column": "id", "on_duplicate": "suffix"})
-    assert "in.parquet row 2: has the row key of" in text
+    assert "in.parquet row 2: has the row key 'a#2' of" in text
+    assert "rename one of them in the data" in text
+    assert "on_duplicate" not in text
 
 
 def test_integer_and_text_keys(tmp_path: Path) -> None:
@@ -258,7 +261,7 @@ def test_content_keys_depend_on_the_prompt_alone(tmp_path: Path) -> None:
 
 def test_equal_content_is_a_duplicate(tmp_path: Path) -> None:
     write_parquet(tmp_path / "in.parquet", id=[1, 2], prompt=["p", "p"])
-    assert "row 1: has the row key of" in refused(tmp_path, row_key={"derive": "content_hash"})
+    assert "row 1: has the row key '" in refused(tmp_path, row_key={"derive": "content_hash"})
     suffix = {"derive": "content_hash", "on_duplicate": "suffix"}
     first, second = keys(scan_inputs(job_spec(row_key=suffix), tmp_path))
     assert second == f"{first}#2"
