@@ -2,8 +2,9 @@
 
 import json
 import logging
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from io import TextIOWrapper
 from pathlib import Path
@@ -170,6 +171,9 @@ def show(run: Path, rows: int, as_json: bool) -> None:
     """
     manifest = read_manifest(run)
     found = first_rows(run, manifest, rows)
+    if not manifest.finished:
+        there, planned = manifest.counts.rows, manifest.plan.rows * manifest.plan.n
+        terminal.print_note(f"unfinished: {terminal.number(there)} of {terminal.count(planned, 'sample')} are there")
     if as_json:
         emit({"rows": found})
         return
@@ -199,7 +203,21 @@ def decoder(run: Path, manifest: Manifest) -> Callable[[Sequence[int]], str] | N
 
 def emit(value: object) -> None:
     """One JSON object on one line of stdout; values that JSON does not know, such as dates, as text."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=str))
+    click.echo(json.dumps(json_value(value), ensure_ascii=False, allow_nan=False, default=str))
+
+
+def json_value(value: object) -> object:
+    """`value` with "NaN", "Infinity" or "-Infinity" for floats that JSON has no number for, and hex for bytes."""
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case bytes():
+            return value.hex()
+        case Mapping():
+            return {key: json_value(child) for key, child in value.items()}
+        case list() | tuple():
+            return [json_value(child) for child in value]
+    return value
 
 
 def leave(exit_code: int) -> None:

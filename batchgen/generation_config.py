@@ -25,7 +25,8 @@ def with_generation_config(spec: JobSpec, model: Path) -> JobSpec:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         hint = "set model.generation_config to ignore"
-        raise ModelError(f"cannot be used: {error}", where=str(path), hint=hint) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"cannot be used: {reason}", where=str(path), hint=hint) from error
     found = {name: document[name] for name in _SAME_NAME if document.get(name) is not None}
     if document.get("max_new_tokens") is not None:
         found["max_tokens"] = document["max_new_tokens"]

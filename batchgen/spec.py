@@ -35,6 +35,7 @@ _JSON_INT_MAX = 2**53 - 1  # RFC 8785: above it, a JSON number is no longer exac
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=_JSON_INT_MAX)]
+Name = Annotated[str, Field(min_length=1, pattern="^[A-Za-z0-9][A-Za-z0-9._ -]*$")]  # of a folder: runs/NAME
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -68,7 +69,7 @@ def _check_moment(value: str) -> str:
 def _check_no_int(value: object) -> object:
     """Python's 1 equals True, and so pydantic's Literal takes it."""
     if type(value) in (int, float):
-        raise PydanticCustomError("literal_error", "must be 'auto', True or False")
+        raise PydanticCustomError("literal_error", "must be 'auto', true or false")
     return value
 
 
@@ -185,7 +186,8 @@ class JobSpec(_Section):
 
     version: Literal[1]
     """Of this format."""
-    name: Text
+    name: Name
+    """Letters, digits and `._ -`, a letter or digit first; runs go to runs/NAME unless told otherwise."""
     model: ModelSpec
     numerics: Literal["portable/1", "native-amx/1"]
     """The profile that defines every rounding. portable/1 runs everywhere; native-amx/1 on x86 processors with AMX."""

@@ -79,6 +79,11 @@ def number(value: int) -> str:
     return f"{value:,}"
 
 
+def count(value: int, noun: str) -> str:
+    """1 row, 2,000 rows"""
+    return f"{number(value)} {noun}" + "s" * (value != 1)
+
+
 def size(num_bytes: float) -> str:
     """1.2 MB"""
     for unit in ("B", "kB", "MB", "GB"):
@@ -118,7 +123,7 @@ def tail(prompt: str) -> Text:
 def ending(row: Mapping[str, Any]) -> str:
     """stop "###", 131 tokens in, 57 out"""
     reason = f"{row['finish_reason']} {row['stop_reason']!r}" if row["stop_reason"] else str(row["finish_reason"])
-    return f"{reason}, {number(row['num_prompt_tokens'])} tokens in, {number(row['num_output_tokens'])} tokens out"
+    return f"{reason}, {count(row['num_prompt_tokens'], 'token')} in, {count(row['num_output_tokens'], 'token')} out"
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], decode: Callable[[Sequence[int]], str] | None) -> None:
@@ -136,7 +141,7 @@ def print_report(out: Path, report: JobReport) -> None:
     if not made:
         OUT.print(plain(f"{out} was finished already; every hash holds"), soft_wrap=True)
     ends = f"{number(counts.stop)} stop, {number(counts.length)} length, {number(counts.error)} error"
-    here = f"{number(made)} samples in {clock(report.seconds)}"
+    here = f"{count(made, 'sample')} in {clock(report.seconds)}"
     if made and report.resumed:
         here += f", {number(report.resumed)} were there already"
     OUT.print(
@@ -154,8 +159,8 @@ def print_report(out: Path, report: JobReport) -> None:
 
 def print_preflight(spec: JobSpec, found: Preflight) -> None:
     """What a job would meet."""
-    tokens, n, rows = found.prompt_tokens, spec.sampling.n, number(found.num_rows)
-    files = f"{found.num_files} file" + "s" * (found.num_files > 1)
+    tokens, n = found.prompt_tokens, spec.sampling.n
+    rows, files = number(found.num_rows), count(found.num_files, "file")
     spread = f"{tokens.minimum} shortest, {tokens.median} median, {tokens.maximum} longest"
     OUT.print(
         facts(
@@ -163,12 +168,12 @@ def print_preflight(spec: JobSpec, found: Preflight) -> None:
                 ("job", spec.name),
                 ("fingerprint", spec.fingerprint()),
                 ("model", spec.model.path),
-                ("rows", f"{rows} in {files}; with n = {n}, {number(found.num_samples)} samples"),
-                ("prompts", f"{number(tokens.total)} tokens: {spread}"),
+                ("rows", f"{rows} in {files}; with n = {n}, {count(found.num_samples, 'sample')}"),
+                ("prompts", f"{count(tokens.total, 'token')}: {spread}"),
                 ("", histogram(tokens.histogram) if tokens.histogram else None),
-                ("repeated", f"{number(found.duplicate_prompts)} prompts are equal to an earlier one"),
+                ("repeated", f"{count(found.duplicate_prompts, 'prompt')} equal to an earlier one"),
                 ("look-alikes", look_alikes(found, spec)),
-                ("output", f"at most {number(found.max_output_tokens)} tokens, about {size(found.max_output_bytes)}"),
+                ("output", f"at most {count(found.max_output_tokens, 'token')}, about {size(found.max_output_bytes)}"),
                 ("error rows", number(found.num_error_rows) if found.faults else "none"),
             ]
         )
@@ -184,7 +189,7 @@ def look_alikes(found: Preflight, spec: JobSpec) -> str:
         return "no row holds text that looks like a control token"
     becomes = {"text": "read as text", "allow": "read as control tokens", "error": "error rows"}
     policy = becomes[spec.prompts.special_tokens_in_content]
-    return f"{number(found.control_token_rows)} rows, {policy}; the first is {found.first_control_token}"
+    return f"{count(found.control_token_rows, 'row')}, {policy}; the first is {found.first_control_token}"
 
 
 def histogram(buckets: Sequence[tuple[int, int]]) -> Text:
@@ -200,8 +205,8 @@ def print_verdict(run: Path, verdict: Verdict) -> None:
     for finding in verdict.findings:
         OUT.print(plain(finding), soft_wrap=True)
     if verdict.ok:
-        OUT.print(plain(f"ok: {run}, {number(verdict.rows)} rows, every hash holds"), soft_wrap=True)
+        OUT.print(plain(f"ok: {run}, {count(verdict.rows, 'row')}, every hash holds"), soft_wrap=True)
         OUT.print(f"root {verdict.root}", soft_wrap=True)
         return
     counts = ", ".join(f"{number(count)} {kind}" for kind, count in sorted(verdict.counts.items()))
-    OUT.print(Text.assemble(("not ok", "bold red"), f": {run}, {number(verdict.rows)} rows, {counts}"), soft_wrap=True)
+    OUT.print(Text.assemble(("not ok", "bold red"), f": {run}, {count(verdict.rows, 'row')}, {counts}"), soft_wrap=True)

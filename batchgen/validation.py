@@ -1,6 +1,7 @@
 """What pydantic found wrong -> one problem a key: in our words, with the nearest valid name."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Collection, Iterator
 from typing import Any, get_args
@@ -50,6 +51,8 @@ def _sentence(message: str) -> str:
         "a valid array": "a list",
         "an object": "a mapping",
         "a valid dictionary": "a mapping",
+        "a valid boolean": "true or false",
+        "True or False": "true or false",
     }
     for theirs, ours in nouns.items():
         message = message.replace(theirs, ours)
@@ -59,7 +62,7 @@ def _sentence(message: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)  # as the job file says it
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -1,11 +1,13 @@
 """The commands as a user meets them: what is printed where, and the exit code."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from click.testing import CliRunner, Result
 from support.fake_jobs import make_job, run, write_input
 from support.jobs import write_parquet
 
-from batchgen.cli import cli
+from batchgen.cli import cli, emit
 
 ROOT = Path(__file__).parents[1]
 JOB = """\
@@ -106,7 +108,7 @@ def test_plan_counts_and_leaves_nothing_behind(write_job: WriteJob, tmp_path: Pa
     result = batchgen("plan", job)
     assert result.exit_code == 0
     assert "3 in 1 file; with n = 2, 6 samples" in result.stdout
-    assert "1 rows, read as text; the first is in.parquet row 2: <|im_end|>" in result.stdout
+    assert "1 row, read as text; the first is in.parquet row 2: <|im_end|>" in result.stdout
     assert json.loads(batchgen("plan", job, "--json").stdout)["control_token_rows"] == 1
     assert not (tmp_path / "runs").exists()
 
@@ -218,6 +220,30 @@ def test_show_does_without_the_model(finished: Path) -> None:
     assert "prompts are not shown" in result.stderr
 
 
+def test_show_says_that_a_run_is_unfinished(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    manifest = json.loads((finished / "manifest.json").read_text(encoding="utf-8"))
+    tally = manifest["shards"][0]["tally"]
+    (tmp_path / "run/manifest.json").write_text(
+        json.dumps(manifest | {"root": None, "counts": tally, "shards": manifest["shards"][:1]})
+    )
+    assert "unfinished: 16 of 40 samples are there" in batchgen("show", tmp_path / "run").stderr
+    result = batchgen("show", tmp_path / "run", "--json")
+    assert json.loads(result.stdout)["rows"]
+    assert "unfinished" in result.stderr
+    assert "unfinished" not in batchgen("show", finished).stderr
+
+
+def test_json_has_no_number_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"a": [1.5, float("nan"), (float("inf"), {"b": -float("inf")})], "c": b"\x00\xff", "d": date(2026, 1, 2)}
+    emit(row)
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": [1.5, "NaN", ["Infinity", {"b": "-Infinity"}]],
+        "c": "00ff",
+        "d": "2026-01-02",
+    }
+
+
 def test_show_of_a_torn_file_points_to_verify(tmp_path: Path) -> None:
     folder = write_input(tmp_path, rows=20)
     run(make_job(folder), folder / "run")
@@ -262,6 +288,21 @@ def test_ctrl_c_says_how_to_go_on(write_job: WriteJob, tmp_path: Path) -> None:
     assert stdout == ""
     assert " of 1200 samples are kept" in stderr
     assert "the same command goes on from here" in stderr
+
+
+def test_ctrl_c_during_the_imports_is_quiet() -> None:
+    program = """
+import sys
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "batchgen.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from batchgen.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def wait_for(path: Path, process: "subprocess.Popen[Any]") -> None:

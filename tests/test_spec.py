@@ -65,6 +65,10 @@ def test_values_reach_their_fields(load: Load) -> None:
     assert spec.prompts.add_special_tokens is False
 
 
+def test_names_of_folders_are_names(load: Load) -> None:
+    assert load(MINIMAL.replace("small", "Reviews 2.1_a-b")).name == "Reviews 2.1_a-b"
+
+
 def test_the_quickstart_loads() -> None:
     spec = load_spec(ROOT / "jobs" / "quickstart.yaml")
     assert (spec.sampling.n, spec.sampling.max_tokens, spec.seed) == (2, 96, 7)
@@ -98,7 +102,10 @@ WRONG_VALUES = [
     ("seed: 7.0", "seed", "integer"),
     ("prompts: {template_now: 2026-01-01}", "prompts.template_now", "is read as a date"),
     ("prompts: {template_now: 'May'}", "prompts.template_now", "ISO 8601"),
-    ("prompts: {add_special_tokens: 1}", "prompts.add_special_tokens", "'auto', True or False"),
+    ("prompts: {add_special_tokens: 1}", "prompts.add_special_tokens", "'auto', true or false"),
+    ("prompts: {add_special_tokens: yes}", "prompts.add_special_tokens", "'auto', true or false, got 'yes'"),
+    ("prompts: {template_now: true}", "prompts.template_now", ", got true"),
+    ("sampling: {ignore_eos: 1}", "sampling.ignore_eos", "must be true or false"),
     ("prompts: {overlong: skip}", "prompts.overlong", "'error' or 'truncate_left'"),
     ("logprobs_mode: cooked", "logprobs_mode", "'raw' or 'processed'"),
 ]
@@ -115,6 +122,11 @@ WRONG_SECTIONS = [
     ("numerics: portable/1", "numerics: fast/2", "numerics", "'portable/1'"),
     ("name: small", "name: 1.10", "name", "write it in quotes"),
     ("name: small", "name: ''", "name", "at least 1 character"),
+    ("name: small", "name: a/b", "name", "must match pattern"),
+    ("name: small", "name: ..", "name", "must match pattern"),
+    ("name: small", "name: .hidden", "name", "must match pattern"),
+    ("name: small", 'name: "a\\0b"', "name", "must match pattern"),
+    ("name: small", 'name: "a\\n"', "name", "must match pattern"),
     ("name: small", 'name: "\\ud800"', "name", "lone surrogate"),
     ("name: small", "name: !!set {a}", "name", "is read as a set"),
     ("name: small\n", "", "name", "is required"),

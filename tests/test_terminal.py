@@ -95,6 +95,10 @@ def test_the_histogram_keeps_small_counts_visible() -> None:
     assert lines == ["≤    32  █ 1", f"≤ 1,024  {'█' * 30} 300"]
 
 
+def test_count() -> None:
+    assert [terminal.count(n, "row") for n in (0, 1, 2, 1000)] == ["0 rows", "1 row", "2 rows", "1,000 rows"]
+
+
 def test_size() -> None:
     sizes = [terminal.size(value) for value in (0, 999, 1000, 1_250_000, 3.2e9, 5e12)]
     assert sizes == ["0 B", "999 B", "1.0 kB", "1.2 MB", "3.2 GB", "5.0 TB"]

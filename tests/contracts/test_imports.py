@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": DATA
     | JOINED
     | {"job", "preflight", "progress", "terminal", "verify.integrity", "verify.diff", "verify.replay"},
+    "__main__": {"cli"},
 }
 
 # Files that belong to the unit of another name.
@@ -84,9 +85,9 @@ HOME: dict[str, set[str]] = {
     "xxhash": {"seeds", "io", "models", "preflight"},
 }
 
-# Imports inside functions: an extra that may be missing, or a command that must not pay for torch.
+# Imports inside functions: an extra that may be missing, or a command that must not pay for torch or must hear Ctrl-C before all else.
 MAY_BE_LAZY = {"ray", "triton", "huggingface_hub"}
-LAZY_FILES = {"batchgen.cli"}
+LAZY_FILES = {"batchgen.cli", "batchgen.__main__"}
 
 
 def unit_of(module: str) -> str:
