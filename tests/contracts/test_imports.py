@@ -85,7 +85,8 @@ HOME: dict[str, set[str]] = {
     "xxhash": {"seeds", "io", "models", "preflight"},
 }
 
-# Imports inside functions: an extra that may be missing, or a command that must not pay for torch or must hear Ctrl-C before all else.
+# Imports inside functions: an extra that may be missing, or a command that must not pay for torch or must hear Ctrl-C
+# from its start.
 MAY_BE_LAZY = {"ray", "triton", "huggingface_hub"}
 LAZY_FILES = {"batchgen.cli", "batchgen.__main__"}
 
