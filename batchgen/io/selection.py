@@ -1,6 +1,7 @@
 """A `where` condition -> the numbers of the rows of a Parquet file that it selects, the same ones every time."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from glob import escape
@@ -58,11 +59,10 @@ def _check(connection: duckdb.DuckDBPyConnection, condition: str, columns: list[
     if tree["error"]:
         raise InputError(f"no SQL condition: {tree['error_message']}", where=where, hint=f"it is {condition!r}")
     impure = _impure_functions(connection)
-    spelt = Counter(name.lower() for name in columns)
-    if "file_row_number" in spelt:
+    known = {name.lower() for name in columns}
+    if "file_row_number" in known:
         message = "cannot be used on a file with a column named file_row_number"
         raise InputError(message, where=where, hint="rename the column: rows are counted under this name")
-    known = set(spelt)
     for node in _nodes(tree["statements"][0]["node"]["where_clause"]):
         match node.get("class"):
             case "LAMBDA":
@@ -70,15 +70,24 @@ def _check(connection: duckdb.DuckDBPyConnection, condition: str, columns: list[
             case "COLUMN_REF" if node["column_names"][0].lower() not in known:
                 name = node["column_names"][0]
                 raise InputError(f"no column {name!r} in the input", where=where, hint=nearest(name, columns))
-            case "COLUMN_REF" if spelt[node["column_names"][0].lower()] > 1:
-                alike = [repr(name) for name in columns if name.lower() == node["column_names"][0].lower()]
-                message = f"columns {' and '.join(alike)} differ only in case, and SQL cannot tell them apart"
+            case "COLUMN_REF" if alike := _alike(node["column_names"][0], columns):
+                message = (
+                    f"columns {' and '.join(map(repr, alike))} differ only in case, and SQL cannot tell them apart"
+                )
                 raise InputError(message, where=where, hint="rename one")
             case "FUNCTION" if node["function_name"].lower() in impure:
                 message = f"{node['function_name']}() depends on more than the row"
                 raise InputError(message, where=where, hint="a condition must select the same rows every time")
             case "SUBQUERY":
                 raise InputError("a condition cannot hold a subquery", where=where)
+
+
+def _alike(name: str, columns: list[str]) -> list[str]:
+    """The columns among which `name` cannot choose: DuckDB reads k for K, and calls the second of them k_1."""
+    for spelt, times in Counter(column.lower() for column in columns).items():
+        if times > 1 and re.fullmatch(re.escape(spelt) + r"(_\d+)*", name.lower()):
+            return [column for column in columns if column.lower() == spelt]
+    return []
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
