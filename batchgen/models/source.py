@@ -205,7 +205,7 @@ def _from_hub(match: re.Match[str]) -> Path:
     """A snapshot in the hub client's cache. Offline, the client falls back to what its cache holds."""
     where = match.string
     if find_spec("huggingface_hub") is None:
-        hint = "run: pip install 'batchgen[hub]'"
+        hint = "run: pip install '.[hub]' in a clone, or pip install huggingface-hub"
         raise ModelError(
             "the package huggingface_hub is needed to fetch it, and is not installed", where=where, hint=hint
         )
