@@ -70,7 +70,7 @@ AVX2 = {
 }
 
 SETUPS: tuple[Setup, ...] = (
-    Setup("batchgen", "batchgen", "bf16", "float32, portable/1"),
+    Setup("batchgen portable", "batchgen", "bf16", "float32, portable/1"),
     Setup("batchgen native", "batchgen", "bf16", "bfloat16 tiles, native-amx/1", {"numerics": "native-amx/1"}),
     Setup("batchgen avx2", "batchgen", "bf16", "float32, portable/1, AVX2", {"isa": "avx2"}),
     Setup("openvino default", "openvino", "f16", "engine's choice"),
