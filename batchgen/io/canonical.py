@@ -93,7 +93,8 @@ def to_plain(array: pa.Array) -> pa.Array:
         make = (pa.LargeListArray if large else pa.ListArray).from_arrays
         return make(offsets, to_plain(array.flatten()), plain, mask=array.is_null())
     if pa.types.is_struct(plain):
-        columns = [to_plain(array.field(index)) for index in range(plain.num_fields)]
+        # Flattened, so that a field is null where its struct is: what lies there may be no index of the dictionary.
+        columns = [to_plain(column) for column in array.flatten()]
         return pa.StructArray.from_arrays(columns, fields=list(plain), mask=array.is_null())
     return array.cast(plain)
 

@@ -127,3 +127,11 @@ def test_type_json() -> None:
         "struct",
         [["a", ["list", ["decimal", 5, 2]]], ["b", ["map", "string", ["timestamp", "us", "utc"]]]],
     ]
+
+
+def test_a_dictionary_under_a_null_struct_may_hold_any_index() -> None:
+    """Arrow leaves an index into nothing there; the value is null all the same."""
+    empty = pa.DictionaryArray.from_arrays(pa.array([0], pa.int16()), pa.array([], pa.string()), safe=False)
+    column = pa.StructArray.from_arrays([empty], names=["f"], mask=pa.array([True]))
+    assert to_plain(column).to_pylist() == [None]
+    assert leaves(pa.table({"c": column})) == leaves(pa.table({"c": pa.array([None], pa.struct({"f": pa.string()}))}))

@@ -183,7 +183,7 @@ def test_the_hub_needs_a_name_and_a_revision(cache: Path, model: str) -> None:
 
 def test_without_the_hub_client(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    refused("hf:org/name@main", None, cache, r"not installed\n  run: pip install 'batchgen\[hub\]'")
+    refused("hf:org/name@main", None, cache, r"not installed\n  run: pip install '\.\[hub\]'")
 
 
 def test_the_cache_of_the_hub_client_serves_offline(tmp_path: Path) -> None:
