@@ -1,6 +1,9 @@
 """The ops of a decoder, each chosen by the device of its first tensor. There is one path a device: no mode switch,
 no fallback. `reference` holds the plain twin that defines each.
 
+Dtypes, shapes and layouts are checked; token ids, positions, slots, block tables and query starts are trusted to lie
+in their ranges, which the engine sees to.
+
 Shape legend: T tokens of a step, S sequences, H hidden, Hq query heads, Hk key-value heads, D head dimension,
 N and K a linear's outputs and inputs, P ceil(N / 32) panels, V vocabulary.
 """
