@@ -22,6 +22,9 @@ from batchgen.loader import load_job, load_model, naming, prompt_builder
 from batchgen.preflight import preflight
 from batchgen.progress import display
 from batchgen.spec import JobSpec, job_schema, load_spec
+from batchgen.terminal.job import print_preflight, print_report
+from batchgen.terminal.rows import print_rows
+from batchgen.terminal.verdict import print_verdict
 from batchgen.verify.integrity import verify_run
 
 EXAMPLES = """\b
@@ -119,7 +122,7 @@ def run(
     if as_json:
         emit({"out": str(config.out), **asdict(report), "exit_code": report.exit_code})
     else:
-        terminal.print_report(config.out, report)
+        print_report(config.out, report)
     leave(report.exit_code)
 
 
@@ -139,7 +142,7 @@ def plan(job: Path, as_json: bool) -> None:
     if as_json:
         emit(found.to_dict())
     else:
-        terminal.print_preflight(loaded.spec, found)
+        print_preflight(loaded.spec, found)
     leave(EXIT_ERROR_ROWS if found.faults else EXIT_OK)
 
 
@@ -156,7 +159,7 @@ def verify(run: Path, as_json: bool) -> None:
     if as_json:
         emit({"ok": verdict.ok, **asdict(verdict)})
     else:
-        terminal.print_verdict(run, verdict)
+        print_verdict(run, verdict)
     leave(EXIT_OK if verdict.ok else VerifyError.exit_code)
 
 
@@ -177,7 +180,7 @@ def show(run: Path, rows: int, as_json: bool) -> None:
     if as_json:
         emit({"rows": found})
         return
-    terminal.print_rows(found, decoder(run, manifest))
+    print_rows(found, decoder(run, manifest))
 
 
 @cli.command()

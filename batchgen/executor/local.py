@@ -15,11 +15,11 @@ import pyarrow as pa
 from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, Interrupted, VerifyError
 from batchgen.executor.base import Engine, Job, Progress, run_shards
 from batchgen.executor.run_config import RunConfig
-from batchgen.executor.same_job import refuse_other_job
 from batchgen.io.canonical import columns_json
 from batchgen.io.hashing import ROW_HASH, MerkleTree, params_hash
 from batchgen.io.manifest import InputRecord, Manifest, PlanRecord, Tally
 from batchgen.io.run_folder import RunFolder
+from batchgen.io.same_job import refuse_other_job
 from batchgen.io.schema import SCHEMA_VERSION, Row, output_schema, rows_to_table
 from batchgen.io.shard_check import check_shard
 from batchgen.plan import Plan, Shard, make_plan

@@ -3,7 +3,8 @@
 data      errors < records < seeds, spec < io < plan
 text      errors, records, spec < text < preflight (which reads rows and tokenises them)
 compute   errors, records, seeds < kernels < parallel < layers < models < engine
-joined    executor < loader < verify.replay < cli; verify.integrity and verify.diff stay with the data side
+joined    executor < loader < verify.ledger < verify.replay, verify.explain < cli
+files     verify.integrity, verify.diff and report stay with the data side
 """
 
 import subprocess
@@ -40,12 +41,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loader": DATA | {"text", "models", "executor", "generation_config"},
     "executor.start": DATA | COMPUTE | {"text", "loader", "executor"},
     "job": DATA | JOINED | {"models"},
-    "verify.replay": DATA | JOINED | {"verify.integrity"},
+    "verify.ledger": DATA | JOINED | {"models"},
+    "verify.replay": DATA | JOINED | {"engine", "verify.ledger"},
+    "verify.explain": DATA | JOINED | {"engine", "models", "verify.ledger"},
+    "report": DATA | {"verify.integrity", "verify.diff"},
     "progress": DATA | {"executor"},
-    "terminal": DATA | {"executor", "preflight", "progress", "verify.integrity"},
+    "terminal": DATA
+    | {"executor", "preflight", "progress", "verify.integrity", "verify.diff", "verify.replay", "verify.explain"},
     "cli": DATA
     | JOINED
-    | {"job", "preflight", "progress", "terminal", "verify.integrity", "verify.diff", "verify.replay"},
+    | {"job", "preflight", "progress", "report", "terminal"}
+    | {"verify.integrity", "verify.diff", "verify.replay", "verify.explain"},
     "__main__": {"cli"},
 }
 
@@ -54,10 +60,10 @@ UNIT_OF = {"strict_yaml": "spec", "validation": "spec", "_cpu": "kernels", "veri
 
 HOME: dict[str, set[str]] = {
     "click": {"cli"},
-    "duckdb": {"io"},
+    "duckdb": {"io", "verify.diff"},
     "gguf": {"models", "text"},
     "huggingface_hub": {"models.source"},
-    "jinja2": {"text"},
+    "jinja2": {"text", "report"},
     "numpy": {
         "io",
         "plan",
@@ -71,7 +77,7 @@ HOME: dict[str, set[str]] = {
         "engine",
         "executor",
     },
-    "pyarrow": {"io", "verify", "executor"},
+    "pyarrow": {"io", "verify", "executor", "report"},
     "pydantic": {"spec", "io"},
     "pydantic_core": {"spec"},
     "ray": {"executor.ray"},
@@ -82,7 +88,7 @@ HOME: dict[str, set[str]] = {
     "tokenizers": {"text"},
     "torch": {"kernels", "parallel", "layers", "models", "engine"},
     "triton": {"kernels.triton"},
-    "xxhash": {"seeds", "io", "models", "preflight"},
+    "xxhash": {"seeds", "io", "models", "preflight", "engine"},
 }
 
 # Imports inside functions: an extra that may be missing, or a command that must not pay for torch or must hear Ctrl-C

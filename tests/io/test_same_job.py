@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from batchgen.executor.same_job import differences
+from batchgen.io.same_job import differences
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from rich.console import Console, RenderableType
 
 from batchgen import terminal
 from batchgen.errors import BatchgenError, SpecError
+from batchgen.terminal import job
+from batchgen.terminal import rows as row_views
 
 ROW: dict[str, Any] = {
     "row_key": "summarise-07",
@@ -32,7 +34,7 @@ def rendered(view: RenderableType, width: int = 80) -> str:
 
 
 def test_a_row() -> None:
-    lines = [line.rstrip() for line in rendered(terminal.row_view(ROW, "Summarise this.")).splitlines()]
+    lines = [line.rstrip() for line in rendered(row_views.row_view(ROW, "Summarise this.")).splitlines()]
     assert lines[0].startswith("summarise-07 · sample 1 ─")
     assert lines[1:] == [
         "prompt  Summarise this.",
@@ -44,46 +46,46 @@ def test_a_row() -> None:
 
 
 def test_the_end_of_a_long_prompt() -> None:
-    text = rendered(terminal.row_view(ROW, "beginning " + "word " * 200 + "and the question"))
+    text = rendered(row_views.row_view(ROW, "beginning " + "word " * 200 + "and the question"))
     assert "beginning" not in text
     assert "… " in text
     assert "and the question" in text
 
 
 def test_the_cut_falls_between_words() -> None:
-    assert terminal.tail("x" * 50 + " one two" * 60).plain.startswith("… two one two ")
-    assert terminal.tail("x" * 1000).plain == "… " + "x" * terminal.PROMPT_TAIL
+    assert row_views.tail("x" * 50 + " one two" * 60).plain.startswith("… two one two ")
+    assert row_views.tail("x" * 1000).plain == "… " + "x" * row_views.PROMPT_TAIL
 
 
 def test_the_samples_of_a_prompt_share_it(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{**ROW, "row_key": key, "sample_index": i, "prompt_token_ids": [1]} for key in "ab" for i in range(3)]
-    terminal.print_rows(rows, lambda ids: "Summarise this.")
+    row_views.print_rows(rows, lambda ids: "Summarise this.")
     shown = capsys.readouterr().out
     assert (shown.count("Summarise this."), shown.count("A library moves.")) == (2, 6)
-    terminal.print_rows(rows, None)
+    row_views.print_rows(rows, None)
     assert "prompt" not in capsys.readouterr().out
 
 
 def test_an_error_row_and_an_empty_answer() -> None:
     failed = {**ROW, "status": "error", "error_code": "template", "error_message": "no such role", "text": None}
-    assert "error  template: no such role" in rendered(terminal.row_view(failed, None))
-    assert "answer  (empty)" in rendered(terminal.row_view({**ROW, "text": ""}, None))
+    assert "error  template: no such role" in rendered(row_views.row_view(failed, None))
+    assert "answer  (empty)" in rendered(row_views.row_view({**ROW, "text": ""}, None))
 
 
 def test_a_stop_string_is_shown_as_it_is() -> None:
-    assert terminal.ending({**ROW, "stop_reason": "\n\n"}).startswith(r"stop '\n\n', ")
+    assert row_views.ending({**ROW, "stop_reason": "\n\n"}).startswith(r"stop '\n\n', ")
 
 
 @pytest.mark.parametrize("text", ["[bold]loud[/bold]", "[red", ":smile:", "https://a.example/b"])
 def test_no_markup_is_read_from_data(text: str) -> None:
-    shown = rendered(terminal.row_view({**ROW, "text": text, "row_key": text}, text))
+    shown = rendered(row_views.row_view({**ROW, "text": text, "row_key": text}, text))
     assert shown.count(text) == 3
     assert "\x1b" not in shown
 
 
 def test_control_characters_are_pictures() -> None:
     shown = rendered(
-        terminal.row_view({**ROW, "text": "a\x1b[2Jb\x07\r\x9b1mc\n\td", "row_key": "\x1b]0;t\x07"}, "\x08")
+        row_views.row_view({**ROW, "text": "a\x1b[2Jb\x07\r\x9b1mc\n\td", "row_key": "\x1b]0;t\x07"}, "\x08")
     )
     assert not any(char in shown for char in "\x1b\x07\r\x9b\x08")
     assert "a␛[2Jb␇␍\ufffd1mc" in shown
@@ -91,7 +93,7 @@ def test_control_characters_are_pictures() -> None:
 
 
 def test_the_histogram_keeps_small_counts_visible() -> None:
-    lines = terminal.histogram([(32, 1), (1024, 300)]).plain.splitlines()
+    lines = job.histogram([(32, 1), (1024, 300)]).plain.splitlines()
     assert lines == ["≤    32  █ 1", f"≤ 1,024  {'█' * 30} 300"]
 
 
