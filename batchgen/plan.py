@@ -60,8 +60,18 @@ class Plan:
         return hashlib.sha256(rfc8785.dumps(parts)).hexdigest()
 
 
-def make_plan(spec: JobSpec, inputs: Inputs, rows_per_shard: int) -> Plan:
-    """The plan of a job. `rows_per_shard` moves rows between files and changes none of them."""
+def make_plan(spec: JobSpec, inputs: Inputs, rows_per_shard: int | None = None) -> Plan:
+    """The plan of a job. `rows_per_shard` moves rows between files and changes none of them; None chooses it."""
+    if rows_per_shard is None:
+        rows_per_shard = fitting_rows_per_shard(inputs.num_rows)
     if rows_per_shard < 1:
         raise ValueError(f"rows_per_shard must be at least 1, got {rows_per_shard}")
     return Plan(spec.fingerprint(), inputs.digest, inputs.num_rows, spec.sampling.n, rows_per_shard)
+
+
+def fitting_rows_per_shard(num_rows: int) -> int:
+    """About a thousand shards: the manifest is written again at each commit, and names every shard that is done.
+
+    At least 64 rows, for a file has its price, and at most 16,384, for a shard is held in memory until it is full.
+    """
+    return min(max(64, -(-num_rows // 1024)), 16_384)

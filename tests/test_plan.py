@@ -9,7 +9,7 @@ from support.jobs import job_spec, write_parquet
 
 from batchgen.io.inputs import scan_inputs
 from batchgen.io.reader import read_rows
-from batchgen.plan import Plan, Shard, make_plan
+from batchgen.plan import Plan, Shard, fitting_rows_per_shard, make_plan
 
 
 def plan_of(num_rows: int, rows_per_shard: int) -> Plan:
@@ -49,6 +49,19 @@ def test_every_field_moves_the_digest() -> None:
     assert len({other.digest for other in plans}) == len(plans)
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "expected"),
+    [(1, 64), (656, 64), (64 * 1024, 64), (64 * 1024 + 1, 65), (1_000_000, 977), (10**9, 16_384)],
+)
+def test_shards_fit_the_job(num_rows: int, expected: int) -> None:
+    assert fitting_rows_per_shard(num_rows) == expected
+
+
+def test_the_manifest_does_not_grow_with_the_square_of_the_job() -> None:
+    for num_rows in (1, 10**4, 10**5, 10**6, 10**7):
+        assert plan_of(num_rows, fitting_rows_per_shard(num_rows)).num_shards <= 1024
+
+
 def test_make_plan(tmp_path: Path) -> None:
     write_parquet(tmp_path / "in.parquet", id=list(range(7)), prompt=["p"] * 7)
     spec = job_spec(sampling={"n": 3})
@@ -58,5 +71,6 @@ def test_make_plan(tmp_path: Path) -> None:
     assert plan == make_plan(spec, scan_inputs(spec, tmp_path), 3)
     rows = [row.row_key for shard in plan.shards for row in read_rows(inputs, shard.start, shard.stop)]
     assert rows == [str(i) for i in range(7)]
+    assert make_plan(spec, inputs).rows_per_shard == 64
     with pytest.raises(ValueError, match="at least 1"):
         make_plan(spec, inputs, 0)

@@ -40,6 +40,7 @@ class Engine:
     """Generates completions whose bytes depend on the request and the model alone.
 
     `fingerprint` names what else the bytes depend on: digests of weights and tokenizer, the numerics profile, ….
+    `about` is JSON: on what it runs and how it started; the bytes depend on none of it.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class Engine:
         model: ModelLimits,
         limits: Limits,
         fingerprint: Mapping[str, str],
+        about: Mapping[str, object] | None = None,
     ) -> None:
         """Raise EngineError if a limit is below 1 or the pool cannot hold one sequence of `max_model_len` tokens."""
         self.model, self.limits, self.fingerprint = model, limits, fingerprint
+        self.about: Mapping[str, object] = about or {}
         self.stats = EngineStats()
         self.blocks = BlockManager(limits.num_blocks, BLOCK_SIZE)
         self._runner = runner

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -25,6 +25,10 @@ class Engine(Protocol):
     @property
     def fingerprint(self) -> Mapping[str, str]:
         """What else the bytes depend on: weights_digest, tokenizer_digest, numerics, kernel_set, ..."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """JSON: how it started, and on what. The bytes depend on none of it."""
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Reads requests as it has room for them."""

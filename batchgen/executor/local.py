@@ -70,7 +70,8 @@ def run_local(
             on_progress(progress)
 
         on_progress(progress)
-        run_shards(job, shards, engine, 8 * max(config.max_num_seqs, plan.rows_per_shard * plan.n), commit, on_row)
+        window = 8 * config.max_num_seqs + 2 * plan.rows_per_shard * plan.n
+        run_shards(job, shards, engine, window, commit, on_row)
         return JobReport(_finish(folder, tree.root(plan.num_samples)), folder.started.counts, resumed, progress.seconds)
 
 
@@ -78,7 +79,7 @@ def _open_run(folder: RunFolder, job: Job, engine: Engine, config: RunConfig) ->
     """Start the run, or make sure that the one in the folder is of this job. A run of no row yet gives way to any."""
     there = folder.manifest if folder.manifest and (folder.manifest.shards or folder.manifest.root) else None
     rows_per_shard = there.plan.rows_per_shard if there else config.rows_per_shard
-    if rows_per_shard != config.rows_per_shard:
+    if config.rows_per_shard not in (None, rows_per_shard):
         _log.info("%s has %d rows per shard, and keeps them", folder.path, rows_per_shard)
     plan = make_plan(job.spec, job.inputs, rows_per_shard)
     fingerprint = job.fingerprint(engine)
@@ -95,12 +96,13 @@ def _open_run(folder: RunFolder, job: Job, engine: Engine, config: RunConfig) ->
         plan=PlanRecord(plan.num_rows, plan.n, plan.rows_per_shard, plan.digest),
         columns=tuple((name, type_) for name, type_ in columns_json(schema)),
         run_config=config.recorded(),
+        engine=engine.about,
     )
     if there is None:
         folder.start(manifest, job.job_yaml)
     else:
         refuse_other_job(folder.path, there, manifest)
-        folder.record(manifest.run_config)
+        folder.record(manifest.run_config, manifest.engine)
     return plan, schema
 
 

@@ -17,7 +17,7 @@ class RunConfig:
     kv_cache_bytes: int | None = None  # None: as the engine sees fit
     threads: int | None = None  # None: all cores
     job_dir: Path | None = None  # the folder of the job file, where its relative paths begin
-    rows_per_shard: int = 64  # input rows committed together; a run that is resumed keeps the value it began with
+    rows_per_shard: int | None = None  # input rows in a file; None: as fits the job. A resumed run keeps its own
 
     def recorded(self) -> dict[str, Any]:
         """JSON for the manifest. Names no place but `job_dir`, seen from the run folder, for a run may be moved."""

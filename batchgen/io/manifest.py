@@ -58,6 +58,7 @@ class ShardRecord:
     digest: str  # SHA-256 of the leaves
     keys_digest: str  # SHA-256 of the file's batchgen.row_keys
     tally: Tally
+    probes: int  # of its samples: made a second time while the job ran, and equal bit for bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class Manifest:
     plan: PlanRecord
     columns: tuple[tuple[str, JsonValue], ...]  # name and logical type of each, in order
     run_config: Mapping[str, JsonValue]  # of the process that wrote last; changes no bit
+    engine: Mapping[str, JsonValue]  # what the engine of that process said of itself at its start
     root: str | None = None
     counts: Tally = Tally()
     shards: tuple[ShardRecord, ...] = ()  # by index
@@ -105,6 +107,11 @@ class Manifest:
     @property
     def finished(self) -> bool:
         return self.root is not None and len(self.shards) == self.plan.num_shards
+
+    @property
+    def probes(self) -> int:
+        """Of the whole run, over all processes that made it. All were equal, or their shard were not there."""
+        return sum(shard.probes for shard in self.shards)
 
     def with_shards(self, shards: Iterable[ShardRecord]) -> "Manifest":
         """These shards and no others, with their counts."""
@@ -124,6 +131,8 @@ class Manifest:
             if (shard.start, shard.stop) != (start, stop) or start >= stop or shard.index in seen:
                 yield f"shard {shard.index} is not one of the plan's"
             seen.add(shard.index)
+            if not 0 <= shard.probes <= shard.tally.rows:
+                yield f"shard {shard.index} has {shard.probes} probes of {shard.tally.rows} rows"
 
     def to_json(self) -> str:
         """The last key is `shards`, one a line."""

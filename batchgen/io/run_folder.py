@@ -102,8 +102,11 @@ class RunFolder:
                     file.rename(file.with_name(f".{file.name}.untrusted"))
             sync_folder(rows)
 
-    def commit(self, rows: range, table: pa.Table) -> None:
-        """Add the shard that holds all samples of the input rows `rows`. On return it is durable."""
+    def commit(self, rows: range, table: pa.Table, probes: int = 0) -> None:
+        """Add the shard that holds all samples of the input rows `rows`. On return it is durable.
+
+        `probes` of its samples were made twice, and were equal.
+        """
         manifest = self.started
         index = rows.start // manifest.plan.rows_per_shard
         keys = row_keys_json(table["row_key"].to_pylist()[:: manifest.plan.n])
@@ -115,15 +118,16 @@ class RunFolder:
             digest=shard_digest(bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist()),
             keys_digest=hashlib.sha256(keys).hexdigest(),
             tally=Tally.of(table),
+            probes=probes,
         )
         self._write(manifest.with_shards([*manifest.shards, shard]))
 
     def finish(self, root: str) -> None:
         self._write(replace(self.started, root=root))
 
-    def record(self, run_config: Mapping[str, Any]) -> None:
-        """How the rows from here on are made; written with the next commit."""
-        self.manifest = replace(self.started, run_config=run_config)
+    def record(self, run_config: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
+        """How and by what the rows from here on are made; written with the next commit."""
+        self.manifest = replace(self.started, run_config=run_config, engine=engine)
 
     def close(self) -> None:
         os.close(self._lock)

@@ -12,7 +12,7 @@ from batchgen.io.canonical import plain_type
 from batchgen.io.hashing import ROW_HASH, leaves
 from batchgen.records import Completion
 
-SCHEMA_VERSION = 1  # of the columns, the canonical bytes and the manifest; a change of any is a new version
+SCHEMA_VERSION = 2  # of the columns, the canonical bytes and the manifest; a change of any is a new version
 
 _IDS = pa.list_(pa.int32())
 _TEXTS: dict[str, str] = {

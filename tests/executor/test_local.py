@@ -43,7 +43,7 @@ def test_a_run_and_its_report(folder: Path, tmp_path: Path) -> None:
     metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     assert {name: metadata[f"batchgen.{name}"] for name in FINGERPRINT} == FINGERPRINT
     assert metadata["batchgen.job_fingerprint"] == make_job(folder).spec.fingerprint()
-    assert (metadata["batchgen.schema_version"], metadata["batchgen.logprobs_mode"]) == ("1", "raw")
+    assert (metadata["batchgen.schema_version"], metadata["batchgen.logprobs_mode"]) == ("2", "raw")
 
 
 def test_no_error_rows_is_exit_0(tmp_path: Path) -> None:
@@ -130,6 +130,18 @@ def test_rows_per_shard_stays_what_it_was(folder: Path, tmp_path: Path, caplog: 
     assert read_manifest(tmp_path / "run").plan.rows_per_shard == 8
 
 
+def test_rows_per_shard_is_chosen_once(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        root = run(make_job(folder), tmp_path / "a", rows_per_shard=None).root
+        (tmp_path / "a" / part_name(0)).unlink()
+        assert run(make_job(folder), tmp_path / "a", rows_per_shard=None).root == root
+        assert run(make_job(folder), tmp_path / "b", rows_per_shard=7).root == root
+        (tmp_path / "b" / part_name(0)).unlink()
+        assert run(make_job(folder), tmp_path / "b", rows_per_shard=None).root == root
+    assert [read_manifest(tmp_path / name).plan.rows_per_shard for name in "ab"] == [64, 7]
+    assert "and keeps them" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -195,6 +207,16 @@ def test_progress(folder: Path, tmp_path: Path) -> None:
     seen.clear()
     assert run_local(make_job(folder), FakeEngine(), config, on_progress).root == report.root
     assert (seen[0], seen[-1]) == ((84, 84, 0, 100), (100, 84, 2, 100))
+
+
+def test_what_the_engine_says_of_itself_is_recorded_with_what_it_makes(folder: Path, tmp_path: Path) -> None:
+    root = run(make_job(folder), tmp_path / "run", FakeEngine(about={"threads": 3})).root
+    assert read_manifest(tmp_path / "run").engine == {"threads": 3}
+    assert run(make_job(folder), tmp_path / "run", FakeEngine(about={"threads": 4})).root == root
+    assert read_manifest(tmp_path / "run").engine == {"threads": 3}  # the other made nothing
+    (tmp_path / "run" / part_name(2)).unlink()
+    assert run(make_job(folder), tmp_path / "run", FakeEngine(about={"threads": 5})).root == root
+    assert read_manifest(tmp_path / "run").engine == {"threads": 5}
 
 
 def test_the_run_config_is_recorded_and_seen_nowhere_else(folder: Path, tmp_path: Path) -> None:

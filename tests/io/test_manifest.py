@@ -28,12 +28,12 @@ SPEC: dict[str, JsonValue] = {"name": "é", "sampling": {"temperature": 1.0, "st
 
 
 def shard(index: int, start: int, stop: int) -> ShardRecord:
-    return ShardRecord(index, start, stop, "d" * 64, "k" * 64, Tally(2 * (stop - start), 1, 1, 0, 9, 5))
+    return ShardRecord(index, start, stop, "d" * 64, "k" * 64, Tally(2 * (stop - start), 1, 1, 0, 9, 5), probes=1)
 
 
 def manifest(*shards: ShardRecord) -> Manifest:
     empty = Manifest(
-        schema_version=1,
+        schema_version=2,
         batchgen_version="0.1.0",
         fingerprint={"job_fingerprint": hashlib.sha256(rfc8785.dumps(SPEC)).hexdigest()},
         spec=SPEC,
@@ -42,6 +42,7 @@ def manifest(*shards: ShardRecord) -> Manifest:
         plan=PlanRecord(rows=5, n=2, rows_per_shard=2, digest="p"),
         columns=(("row_key", "string"), ("token_ids", ["list", "int32"])),
         run_config={"threads": None},
+        engine={"threads": 2, "self_test": {"ops": ["linear"]}},
     )
     return empty.with_shards(shards)
 
@@ -58,6 +59,7 @@ def test_shards_are_sorted_counted_and_one_a_line() -> None:
     two = manifest(shard(1, 2, 4), shard(0, 0, 2))
     assert [record.index for record in two.shards] == [0, 1]
     assert two.counts == Tally(8, 2, 2, 0, 18, 10)
+    assert two.probes == 2
     assert sum('"index"' in line for line in two.to_json().splitlines()) == 2
 
 
@@ -83,7 +85,7 @@ def test_tally_of_rows() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, "has schema version 2, and this batchgen reads 1"),
+        ({"schema_version": 3}, "has schema version 3, and this batchgen reads 2"),
         ({"shards": [{"index": 0}]}, r"shards\.0\.start: is damaged"),
         ({"surprise": 1}, "surprise: is damaged"),
         ({"root": 7}, "root: is damaged"),
@@ -122,6 +124,8 @@ def test_a_sound_manifest_does_not_contradict_itself() -> None:
         (manifest(shard(0, 0, 3)), "shard 0 is not one of the plan's"),
         (manifest(shard(3, 6, 8)), "shard 3 is not one of the plan's"),
         (manifest(shard(0, 0, 2), shard(0, 0, 2)), "shard 0 is not one of the plan's"),
+        (manifest(replace(shard(0, 0, 2), probes=5)), "shard 0 has 5 probes of 4 rows"),
+        (manifest(replace(shard(0, 0, 2), probes=-1)), "shard 0 has -1 probes of 4 rows"),
     ],
 )
 def test_contradictions(edited: Manifest, message: str) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -28,6 +29,7 @@ class FakeEngine:
     seconds: float = 0.0  # of each step
     slow: frozenset[str] = frozenset()  # row keys that end only when nothing else is left
     fingerprint: Mapping[str, str] = field(default_factory=lambda: dict(FINGERPRINT))
+    about: Mapping[str, Any] = field(default_factory=lambda: {"threads": 1})
     asked: list[Request] = field(default_factory=list)
     most_held: int = 0
     calls: int = 0

@@ -48,7 +48,7 @@ def make_job(folder: Path, build: Callable[[InputRow], Sequence[int]] = build_pr
     return Job(spec, JOB_YAML, scan_inputs(spec, folder), spec.sampling, build)
 
 
-def run(job: Job, out: Path, engine: FakeEngine | None = None, rows_per_shard: int = 8) -> JobReport:
+def run(job: Job, out: Path, engine: FakeEngine | None = None, rows_per_shard: int | None = 8) -> JobReport:
     engine = engine or FakeEngine()
     return run_local(job, engine, RunConfig(out, max_num_seqs=engine.max_num_seqs, rows_per_shard=rows_per_shard))
 
