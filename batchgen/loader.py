@@ -106,8 +106,8 @@ def load_job(path: Path, progress: Progress, found: Callable[[Path], None] = lam
             inputs=scan_inputs(spec, path.parent),
             params=params,
             build_prompt=prompt_builder(spec, model).build,
-            bad_words_token_ids=_bad_words(params, model.tokenizer),
-            digests={"limits": _limits(model)},
+            bad_words_token_ids=bad_words_token_ids(params, model.tokenizer),
+            digests={"limits": limits_json(model)},
         )
     return job, model
 
@@ -125,12 +125,12 @@ def _check_limits(params: SamplingParams, model: LoadedModel) -> None:
         raise SpecError(message, where="sampling.max_tokens")
 
 
-def _limits(model: LoadedModel) -> str:
+def limits_json(model: LoadedModel) -> str:
     """What ends a row and what is too long for the model: the job file may leave both to the model's files."""
     return json.dumps({"max_model_len": model.max_model_len, "eos_token_ids": sorted(model.eos_token_ids)})
 
 
-def _bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+def bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Each word as it stands at a text's start and, where that gives another first token, after a space."""
     words: dict[tuple[int, ...], None] = {}
     for word in params.bad_words:

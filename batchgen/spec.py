@@ -212,8 +212,13 @@ class JobSpec(_Section):
 
     @classmethod
     def from_resolved(cls, values: Mapping[str, Any]) -> Self:
-        """The spec whose `resolved()` is `values`, as a manifest keeps it."""
-        return cls.model_validate_json(json.dumps({**values, "seed": int(values["seed"])}))
+        """The spec whose `resolved()` is `values`, as a manifest keeps it. Raises SpecError that names the key."""
+        seed = str(values.get("seed"))
+        try:
+            return cls.model_validate_json(json.dumps({**values, "seed": int(seed) if seed.isdecimal() else None}))
+        except ValidationError as error:
+            key, message, hint = explain(error, cls, NOT_YET)[0]
+            raise SpecError(message, where=key, hint=hint) from None
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the RFC 8785 form of `resolved()`."""

@@ -1,0 +1,185 @@
+"""A run as a ledger: everything that is needed to make its rows again, from its folder and its model alone."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchgen.engine.engine import Engine
+from batchgen.errors import EngineError, ModelError, RunError, SpecError, VerifyError
+from batchgen.executor.run_config import RunConfig
+from batchgen.executor.start import open_weights, start_engine
+from batchgen.io.canonical import columns_json
+from batchgen.io.hashing import params_hash
+from batchgen.io.manifest import FILE_NAME, Manifest, ShardRecord, part_name, read_manifest
+from batchgen.io.schema import output_schema
+from batchgen.io.shard_check import check_shard, expected_ids
+from batchgen.loader import LoadedModel, Progress, bad_words_token_ids, limits_json, load_model
+from batchgen.models.packed import PackedWeights
+from batchgen.records import Request, SamplingParams
+from batchgen.seeds import sample_seed
+from batchgen.spec import JobSpec
+
+
+@dataclass(eq=False)
+class Ledger:
+    """A run that can be made again. Made by `open`; everything in it is as it was when the run was made."""
+
+    run: Path
+    manifest: Manifest
+    spec: JobSpec
+    model: LoadedModel
+    job_dir: Path  # where relative paths of the job begin
+    bad_words_token_ids: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def open(cls, run: Path, on_fetch: Progress, job_dir: Path | None = None) -> Self:
+        """Read the run at `run` and load its model, but for the weights.
+
+        `job_dir` replaces the recorded folder of the job file. Raises RunError (no run, another version's), VerifyError
+        (job.yaml or the manifest was edited), ModelError (the model is gone, or its tokenizer or limits changed).
+        """
+        manifest = read_manifest(run)
+        _check_job(run, manifest)
+        spec = _read_spec(run, manifest)
+        _check_manifest(run, manifest, spec)
+        job_dir = job_dir or run / str(manifest.run_config.get("job_dir") or ".")
+        model = _load_model(spec, job_dir, on_fetch)
+        then = manifest.fingerprint
+        _same(str(model.path), "tokenizer", then.get("tokenizer_digest"), model.tokenizer.digest)
+        _same(str(model.path), "limits", then.get("limits"), limits_json(model))
+        return cls(run, manifest, spec, model, job_dir, bad_words_token_ids(spec.sampling, model.tokenizer))
+
+    @property
+    def params(self) -> SamplingParams:
+        """Of every row."""
+        return self.spec.sampling
+
+    @cached_property
+    def weights(self) -> PackedWeights:
+        """Raises ModelError when they are not the weights of the run."""
+        weights = open_weights(self.model.path)
+        _same(str(self.model.path), "weights", self.manifest.fingerprint.get("weights_digest"), weights.weights_digest)
+        return weights
+
+    def start_engine(self, config: RunConfig) -> Engine:
+        """An engine that is the one of the run in all that bits depend on.
+
+        Raises ModelError for other weights, EngineError for other numerics, kernels or another canary.
+        """
+        engine = start_engine(self.spec, self.model, config, self.weights)
+        now, then = engine.fingerprint, self.manifest.fingerprint
+        for part in sorted(now.keys() | then.keys() - _OF_THE_JOB):
+            if now.get(part) != then.get(part):
+                raise EngineError(
+                    f"{_PARTS.get(part, part)} {now.get(part)} here, and {then.get(part)} in the run",
+                    where=str(self.run / FILE_NAME),
+                    hint="another build made it, or a processor that computes otherwise: replay it with that one",
+                )
+        return engine
+
+    def table(self, shard: ShardRecord) -> pa.Table:
+        """The rows of one shard. Raises VerifyError unless every value is as it was committed."""
+        _, findings = check_shard(self.run, self.manifest, shard)
+        if findings:
+            raise edited(self.run, str(findings[0]))
+        with pq.ParquetFile(self.run / part_name(shard.index)) as file:
+            return file.read()
+
+    def samples(self, shard: ShardRecord) -> list[tuple[str, int]]:
+        """(row_key, sample_index) of each row of a shard, in order."""
+        if found := expected_ids(self.run, self.manifest, shard):
+            return found
+        rows = self.table(shard)
+        return list(zip(rows["row_key"].to_pylist(), rows["sample_index"].to_pylist(), strict=True))
+
+    def request(self, row: Mapping[str, Any]) -> Request:
+        """The request whose answer `row` is, a row of `table` with prompt ids. Its seed is derived, never read."""
+        return self.ask(row["row_key"], row["sample_index"], row["prompt_token_ids"])
+
+    def ask(self, row_key: str, sample_index: int, prompt_token_ids: tuple[int, ...] | list[int]) -> Request:
+        """The request for a sample of this job."""
+        seed = sample_seed(self.spec.seed, row_key, sample_index)
+        ids = tuple(prompt_token_ids)
+        return Request(row_key, sample_index, seed, ids, self.params, self.bad_words_token_ids)
+
+
+_OF_THE_JOB = {"job_fingerprint", "inputs_digest", "params_hash", "limits"}
+_PARTS = {
+    "numerics": "the numerics profile is",
+    "kernel_set": "the kernels have the digest",
+    "canary": "the answer to the canary prompt has the digest",
+}
+
+
+def edited(run: Path, finding: str) -> VerifyError:
+    """For a run whose files are not as they were committed."""
+    return VerifyError(finding, where=str(run), hint=f"batchgen verify {run} names everything that was changed")
+
+
+def _check_job(run: Path, manifest: Manifest) -> None:
+    path = run / "job.yaml"
+    try:
+        now = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise VerifyError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    if now != manifest.job_yaml_sha256:
+        message = f"was edited: it has SHA-256 {now}, and the run was started with {manifest.job_yaml_sha256}"
+        raise VerifyError(message, where=str(path), hint="put the file back as it was")
+
+
+def _read_spec(run: Path, manifest: Manifest) -> JobSpec:
+    """Raise VerifyError for a manifest that contradicts itself, EngineError or RunError for a spec of another version.
+
+    Only a batchgen can have written a spec that its fingerprint holds for.
+    """
+    path, made_by = run / FILE_NAME, f"use batchgen {manifest.batchgen_version}, which made the run"
+    for contradiction in manifest.contradictions():
+        raise edited(run, f"{FILE_NAME}: {contradiction}")
+    try:
+        return JobSpec.from_resolved(manifest.spec)
+    except SpecError as error:
+        if error.where == "numerics":
+            message = f"the numerics profile {manifest.spec.get('numerics')!r} is not known here"
+            raise EngineError(message, where=str(path), hint=made_by) from None
+        raise RunError(error.message, where=f"{path}: spec.{error.where}", hint=made_by) from None
+
+
+def _check_manifest(run: Path, manifest: Manifest, spec: JobSpec) -> None:
+    """Raise VerifyError unless the manifest agrees with its spec."""
+    core = columns_json(output_schema(pa.schema([]), logprobs=spec.sampling.logprobs, metadata={}))
+    faults = []
+    if params_hash(spec.sampling) != manifest.fingerprint.get("params_hash"):
+        faults.append("params_hash is not that of its spec")
+    if manifest.plan.n != spec.sampling.n:
+        faults.append(f"n is {manifest.plan.n} in its plan and {spec.sampling.n} in its spec")
+    if [list(column) for column in manifest.columns[: len(core)]] != core:
+        faults.append("columns are not those of its spec")
+    if faults:
+        raise edited(run, f"{FILE_NAME}: {faults[0]}")
+
+
+def _load_model(spec: JobSpec, job_dir: Path, on_fetch: Progress) -> LoadedModel:
+    try:
+        return load_model(spec, job_dir, on_fetch)
+    except ModelError as error:
+        is_place = not spec.model.path.startswith(("pypi:", "hf:"))
+        if is_place and not (job_dir / spec.model.path).exists():
+            raise ModelError(
+                "the model is gone",
+                where=str(job_dir / spec.model.path),
+                hint=f"the job names it {spec.model.path!r}; --job-dir says from which folder, if the run was moved",
+            ) from error
+        raise
+
+
+def _same(where: str, what: str, then: str | None, now: str) -> None:
+    if now != then:
+        digest = "" if what == "limits" else "digest "
+        message = f"the {what} changed since the run: {digest}{now} now, {then} then"
+        raise ModelError(message, where=where, hint="only the model of that time can make these rows again")
