@@ -1,9 +1,15 @@
-"""The tiny model of these suites, and what each request gives when it has the engine to itself."""
+"""The tiny model of these suites, one engine over it, and what each request gives when it has that to itself."""
+
+from collections.abc import Iterator
 
 import pytest
-from support.model_cases import generate, load_tiny, make_engine, requests
+import torch
+from support.forward import open_decoder
+from support.model_cases import generate, load_tiny, make_engine, requests, with_limits
 
+from batchgen.engine.engine import Engine
 from batchgen.loader import LoadedModel
+from batchgen.models.decoder import Decoder
 
 
 @pytest.fixture(scope="session")
@@ -12,5 +18,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def alone(model: LoadedModel) -> dict[str, str]:
-    return generate(make_engine(model, max_num_seqs=1), requests())
+def engine(model: LoadedModel) -> Engine:
+    """Take `with_limits` of it: to start an engine costs more than a small test."""
+    return make_engine(model)
+
+
+@pytest.fixture(scope="session")
+def alone(engine: Engine) -> dict[str, str]:
+    return generate(with_limits(engine, max_num_seqs=1), requests())
+
+
+@pytest.fixture(scope="session")
+def decoder(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return open_decoder(model, tmp_path_factory.mktemp("packed"))
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_torch_thread() -> Iterator[None]:
+    """The planted faults compute with torch: on small tensors, and beside others, its threads only wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

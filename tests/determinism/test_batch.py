@@ -6,24 +6,24 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.model_cases import assert_same, generate, make_engine, requests
+from support.model_cases import assert_same, generate, requests, with_limits
 
 from batchgen import kernels
+from batchgen.engine.engine import Engine
 from batchgen.kernels.packing import PackedWeight, unpack
-from batchgen.loader import LoadedModel
 
 
 @pytest.mark.parametrize("size", range(1, 65))
-def test_every_batch_size(model: LoadedModel, alone: dict[str, str], size: int) -> None:
+def test_every_batch_size(engine: Engine, alone: dict[str, str], size: int) -> None:
     """`size` sequences at once, from a place in the list that moves with it, so that rows meet other mates."""
     batch = [requests()[(size * 5 + i) % 64] for i in range(size)]
-    assert_same(generate(make_engine(model, max_num_seqs=size), batch), alone, f"batch of {size}")
+    assert_same(generate(with_limits(engine, max_num_seqs=size), batch), alone, f"batch of {size}")
 
 
-def test_every_width(model: LoadedModel, alone: dict[str, str]) -> None:
+def test_every_width(engine: Engine, alone: dict[str, str]) -> None:
     """All 64 through windows of other widths: who runs beside whom changes with every finished row."""
     for width in (2, 3, 7, 17, 44, 45, 64):
-        assert_same(generate(make_engine(model, max_num_seqs=width), requests()), alone, f"width {width}")
+        assert_same(generate(with_limits(engine, max_num_seqs=width), requests()), alone, f"width {width}")
 
 
 def batch_dependent(
@@ -39,15 +39,15 @@ def batch_dependent(
     return y
 
 
-def test_counter_a_batch_dependent_sum_is_caught(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow, wide = make_engine(model, max_num_seqs=1), make_engine(model, max_num_seqs=6)  # proven before the fault
+def test_counter_a_batch_dependent_sum_is_caught(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "linear", batch_dependent)
-    one_by_one, together = generate(narrow, requests(6)), generate(wide, requests(6))
+    one_by_one = generate(with_limits(engine, max_num_seqs=1), requests(6))
+    together = generate(with_limits(engine, max_num_seqs=6), requests(6))
     with pytest.raises(AssertionError, match="differs"):
         assert_same(together, one_by_one, "batch of 6")
 
 
-def test_counter_shared_noise_is_caught(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counter_shared_noise_is_caught(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise keyed by the place in the batch (SGLang PR #35697) instead of the sample's seed."""
     import batchgen.engine.sampling as sampling
 
@@ -59,7 +59,7 @@ def test_counter_shared_noise_is_caught(model: LoadedModel, monkeypatch: pytest.
         return rows
 
     monkeypatch.setattr(sampling, "sample_rows", by_place)
-    one_by_one = generate(make_engine(model, max_num_seqs=1), requests(16))
-    together = generate(make_engine(model, max_num_seqs=16), requests(16))
+    one_by_one = generate(with_limits(engine, max_num_seqs=1), requests(16))
+    together = generate(with_limits(engine, max_num_seqs=16), requests(16))
     with pytest.raises(AssertionError, match="differs"):
         assert_same(together, one_by_one, "batch of 16")

@@ -4,34 +4,34 @@ import random
 from dataclasses import replace
 
 import pytest
-from support.model_cases import assert_same, generate, make_engine, requests
+from support.model_cases import assert_same, generate, requests, with_limits
 
-from batchgen.loader import LoadedModel
+from batchgen.engine.engine import Engine
 from batchgen.records import Request
 
 
 @pytest.mark.parametrize("shuffle", ["reversed", *range(6)])
-def test_any_order(model: LoadedModel, alone: dict[str, str], shuffle: str | int) -> None:
+def test_any_order(engine: Engine, alone: dict[str, str], shuffle: str | int) -> None:
     wanted = list(requests())
     if shuffle == "reversed":
         wanted.reverse()
     else:
         random.Random(shuffle).shuffle(wanted)
-    assert_same(generate(make_engine(model, max_num_seqs=9), wanted), alone, f"order {shuffle}")
+    assert_same(generate(with_limits(engine, max_num_seqs=9), wanted), alone, f"order {shuffle}")
 
 
-def test_one_engine_twice(model: LoadedModel, alone: dict[str, str]) -> None:
+def test_one_engine_twice(engine: Engine, alone: dict[str, str]) -> None:
     """What an engine did before cannot be seen: used blocks hold other sequences' keys and values."""
-    engine = make_engine(model, max_num_seqs=5, num_blocks=40)
+    used = with_limits(engine, max_num_seqs=5, num_blocks=40)
     for wanted in (requests(), tuple(reversed(requests())), requests(20)):
-        assert_same(generate(engine, wanted), alone, "a used engine")
+        assert_same(generate(used, wanted), alone, "a used engine")
 
 
-def test_counter_seeds_by_arrival_are_caught(model: LoadedModel, alone: dict[str, str]) -> None:
+def test_counter_seeds_by_arrival_are_caught(engine: Engine, alone: dict[str, str]) -> None:
     def by_arrival(wanted: list[Request]) -> list[Request]:
         return [replace(request, seed=i) for i, request in enumerate(wanted)]
 
-    forward = generate(make_engine(model), by_arrival(list(requests(16))))
-    backward = generate(make_engine(model), by_arrival(list(reversed(requests(16)))))
+    forward = generate(engine, by_arrival(list(requests(16))))
+    backward = generate(engine, by_arrival(list(reversed(requests(16)))))
     with pytest.raises(AssertionError, match="differs"):
         assert_same(backward, forward, "reversed")

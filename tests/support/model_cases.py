@@ -6,10 +6,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from support.jobs import job_spec
 from support.tiny_models import write_tiny
 
+from batchgen.engine.batch import Runner
 from batchgen.engine.engine import Engine
 from batchgen.engine.kv_cache import block_bytes
 from batchgen.executor.run_config import RunConfig
@@ -31,6 +33,8 @@ PARAMS = (
     SamplingParams(temperature=1.1, stop=("e", "th"), max_tokens=16, logprobs=2, logit_bias={7: 2.5, 40: -3.0}),
 )
 BAD_WORDS = ((11,), (12, 13))
+
+_last_engine: WeakKeyDictionary[Runner, Engine] = WeakKeyDictionary()
 
 
 @cache
@@ -74,6 +78,24 @@ def long_requests() -> tuple[Request, ...]:
     )
 
 
+def ask(
+    row_key: str,
+    prompt: Iterable[int],
+    params: SamplingParams = PARAMS[0],
+    *,
+    sample_index: int = 0,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+) -> Request:
+    """A request under job seed 7."""
+    seed = sample_seed(7, row_key, sample_index)
+    return Request(row_key, sample_index, seed, tuple(prompt), params, bad_words)
+
+
+def ids(length: int, first: int = 0, step: int = 1) -> tuple[int, ...]:
+    """A prompt of so many ordinary tokens."""
+    return tuple((first + p * step) % (VOCAB - 3) + 3 for p in range(length))
+
+
 def load_tiny(folder: Path, family: str = "llama", **config: Any) -> LoadedModel:
     """Writes a tiny model to `folder` and loads all but its weights."""
     write_tiny(folder / family, family, **config)
@@ -88,6 +110,7 @@ def make_engine(
     max_num_batched_tokens: int = 256,
     num_blocks: int = 400,
     threads: int = 1,
+    prefix_cache: bool = True,
     numerics: str = "portable/1",
 ) -> Engine:
     run_config = RunConfig(
@@ -96,14 +119,25 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_bytes=num_blocks * block_bytes(model.config),
         threads=threads,
+        prefix_cache=prefix_cache,
     )
     spec = job_spec(model={"path": "unused", "max_model_len": MAX_MODEL_LEN}, numerics=numerics)
     return start_engine(spec, model, run_config)
 
 
+def with_limits(engine: Engine, **limits: int) -> Engine:
+    """An engine over the same runner and its cache, with other Limits. The two may run in turns, never at once."""
+    return Engine(
+        engine._runner, engine._detokenizer, engine.model, replace(engine.limits, **limits), engine.fingerprint
+    )
+
+
 def generate(engine: Engine, wanted: Iterable[Request]) -> dict[str, str]:
     """What became of each request, with every float as its bits."""
     wanted = list(wanted)
+    if _last_engine.get(engine._runner) is not engine:  # another one may have written over what this one remembers
+        engine.blocks.forget()
+        _last_engine[engine._runner] = engine
     done = {completion.row_key: as_bits(completion) for completion in engine.generate(wanted)}
     assert done.keys() == {request.row_key for request in wanted}
     return done
