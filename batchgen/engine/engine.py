@@ -29,6 +29,7 @@ class EngineStats:
 
     steps: int = 0
     prefill_tokens: int = 0  # computed in chunks that are no decode, recomputation included
+    cached_tokens: int = 0  # not computed in a prefill because the cache held them, recomputation included
     output_tokens: int = 0
     preemptions: int = 0
     peak_blocks: int = 0
@@ -52,11 +53,11 @@ class Engine:
         fingerprint: Mapping[str, str],
         about: Mapping[str, object] | None = None,
     ) -> None:
-        """Raise EngineError if a limit is below 1 or the pool cannot hold one sequence of `max_model_len` tokens."""
+        """Raise EngineError if a limit is too low or the pool cannot hold one sequence of `max_model_len` tokens."""
         self.model, self.limits, self.fingerprint = model, limits, fingerprint
         self.about: Mapping[str, object] = about or {}
         self.stats = EngineStats()
-        self.blocks = BlockManager(limits.num_blocks, BLOCK_SIZE)
+        self.blocks = BlockManager(limits.num_blocks, BLOCK_SIZE, limits.prefix_cache_blocks)
         self._runner = runner
         self._detokenizer = detokenizer
         self._busy = False
@@ -83,9 +84,13 @@ class Engine:
                 yield from finished
             yield from refused
             self.blocks.check_integrity(())
+        except BaseException:  # a block of a step that was never run may count as known
+            self.blocks.forget()
+            raise
         finally:
             scheduler.release()
             self.stats.preemptions += scheduler.num_preemptions
+            self.stats.cached_tokens += scheduler.num_cached_tokens
             self.stats.peak_blocks = self.blocks.peak_used
             self._busy = False
 
@@ -139,6 +144,8 @@ class Engine:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks"):
             if (value := getattr(self.limits, name)) < 1:
                 raise EngineError(f"must be at least 1, got {value}", where=name)
+        if (kept := self.limits.prefix_cache_blocks) < 0:
+            raise EngineError(f"must not be negative, got {kept}", where="prefix_cache_blocks")
         needed = self.blocks.blocks_for(self.model.max_model_len)
         if needed > self.limits.num_blocks:
             raise EngineError(

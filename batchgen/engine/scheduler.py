@@ -17,6 +17,7 @@ class Limits:
     max_num_seqs: int  # sequences that hold cache blocks
     max_num_batched_tokens: int  # tokens in one step
     num_blocks: int  # blocks of the KV cache
+    prefix_cache_blocks: int  # free blocks that keep their content for sharing; 0: nothing is shared
 
 
 class Scheduler:
@@ -27,12 +28,17 @@ class Scheduler:
     all earlier ones got theirs, so at most the last one running is within its prefill. Hence one pass in order of
     arrival gives the decodes first, then the rest of a prefill, then newcomers, and whoever is preempted has not been
     given tokens in this step yet. The earliest can take blocks from all others: it always advances.
+
+    Whoever is admitted begins after the longest prefix that the cache holds, often its own from before a preemption.
+    A block may be shared from the moment at which the chunk that completes it is scheduled, in the same step too:
+    samples of one prompt that arrive together compute it once. If a step fails, the caller must let the blocks forget.
     """
 
     def __init__(self, arrivals: Iterator[Sequence], blocks: BlockManager, limits: Limits) -> None:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()  # preempted ones, and at most one newcomer that did not fit
         self.num_preemptions = 0
+        self.num_cached_tokens = 0  # found in the cache at admissions
         self._arrivals = arrivals
         self._blocks = blocks
         self._limits = limits
@@ -46,7 +52,9 @@ class Scheduler:
             length = min(sequence.num_uncomputed, budget)
             if not self._make_room(sequence, sequence.num_computed + length):
                 break
-            chunks.append(Chunk(sequence, sequence.num_computed, length, samples=length == sequence.num_uncomputed))
+            chunk = Chunk(sequence, sequence.num_computed, length, samples=length == sequence.num_uncomputed)
+            self._blocks.register(sequence.block_table, sequence.token_ids, chunk.start, chunk.stop)
+            chunks.append(chunk)
             budget -= length
         return chunks
 
@@ -73,9 +81,11 @@ class Scheduler:
         if not self.waiting:
             return False
         sequence = self.waiting[0]
-        if self._blocks.blocks_for(sequence.num_tokens) + len(self.running) > self._blocks.num_free:
+        cached = self._blocks.admit(sequence.block_table, sequence.token_ids, spare=len(self.running))
+        if cached is None:
             return False
-        self._blocks.grow(sequence.block_table, sequence.num_tokens)
+        sequence.num_computed = cached
+        self.num_cached_tokens += cached
         self.running.append(self.waiting.popleft())
         return True
 

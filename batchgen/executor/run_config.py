@@ -15,6 +15,7 @@ class RunConfig:
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 256  # tokens of one engine step; more leave the cache of a CPU
     kv_cache_bytes: int | None = None  # None: as the engine sees fit
+    prefix_cache: bool = True  # sequences that begin alike share what is computed of their beginnings
     threads: int | None = None  # None: all cores
     job_dir: Path | None = None  # the folder of the job file, where its relative paths begin
     rows_per_shard: int | None = None  # input rows in a file; None: as fits the job. A resumed run keeps its own

@@ -22,6 +22,8 @@ from batchgen.models.packed import PackedWeights
 from batchgen.models.source import cache_root
 from batchgen.spec import JobSpec
 
+_PREFIX_CACHE_BYTES = 256 << 20
+
 
 def open_weights(path: Path) -> PackedWeights:
     """The weights of the model at `path`, packed at the first start, from the cache later. Raises ModelError."""
@@ -52,7 +54,12 @@ def start_engine(
         runner,
         model.tokenizer,
         ModelLimits(model.config.vocab_size, model.max_model_len, model.eos_token_ids),
-        Limits(run_config.max_num_seqs, run_config.max_num_batched_tokens, num_blocks),
+        Limits(
+            run_config.max_num_seqs,
+            run_config.max_num_batched_tokens,
+            num_blocks,
+            _prefix_cache_blocks(model.config, num_blocks) if run_config.prefix_cache else 0,
+        ),
         fingerprint={
             "weights_digest": weights.weights_digest,
             "tokenizer_digest": model.tokenizer.digest,
@@ -70,6 +77,11 @@ def _num_blocks(config: ModelConfig, max_model_len: int, run_config: RunConfig) 
     a_sequence = -(-max_model_len // BLOCK_SIZE)
     budget = run_config.kv_cache_bytes or _physical_memory() // 4
     return min(run_config.max_num_seqs * a_sequence, budget // block_bytes(config))
+
+
+def _prefix_cache_blocks(config: ModelConfig, num_blocks: int) -> int:
+    """Free blocks that keep their content, and with it the memory of their pages: a quarter of the pool at most."""
+    return max(1, min(_PREFIX_CACHE_BYTES // block_bytes(config), num_blocks // 4))
 
 
 def _physical_memory() -> int:

@@ -10,7 +10,7 @@ from batchgen.errors import EngineError
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 32])
 def test_a_table_holds_its_positions_and_no_block_more(block_size: int) -> None:
-    blocks = BlockManager(num_blocks=100, block_size=block_size)
+    blocks = BlockManager(num_blocks=100, block_size=block_size, cache_blocks=0)
     table: list[int] = []
     for positions in range(1, 100):
         assert blocks.grow(table, positions)
@@ -20,7 +20,7 @@ def test_a_table_holds_its_positions_and_no_block_more(block_size: int) -> None:
 
 
 def test_growing_to_less_than_there_is_changes_nothing() -> None:
-    blocks = BlockManager(num_blocks=4, block_size=2)
+    blocks = BlockManager(num_blocks=4, block_size=2, cache_blocks=0)
     table: list[int] = []
     assert blocks.grow(table, 7)
     before = list(table)
@@ -29,7 +29,7 @@ def test_growing_to_less_than_there_is_changes_nothing() -> None:
 
 
 def test_a_refused_growth_changes_nothing() -> None:
-    blocks = BlockManager(num_blocks=3, block_size=2)
+    blocks = BlockManager(num_blocks=3, block_size=2, cache_blocks=0)
     table: list[int] = []
     assert blocks.grow(table, 4)
     before = list(table)
@@ -40,7 +40,7 @@ def test_a_refused_growth_changes_nothing() -> None:
 
 
 def test_peak_is_the_most_ever_in_use() -> None:
-    blocks = BlockManager(num_blocks=5, block_size=1)
+    blocks = BlockManager(num_blocks=5, block_size=1, cache_blocks=0)
     a: list[int] = []
     b: list[int] = []
     blocks.grow(a, 2)
@@ -53,7 +53,7 @@ def test_peak_is_the_most_ever_in_use() -> None:
 def test_random_growth_and_freeing_keeps_every_block_in_one_place() -> None:
     rng = random.Random(0)
     for num_blocks in range(1, 20):
-        blocks = BlockManager(num_blocks, block_size=rng.randint(1, 4))
+        blocks = BlockManager(num_blocks, block_size=rng.randint(1, 4), cache_blocks=0)
         tables: list[list[int]] = [[] for _ in range(5)]
         for _ in range(100):
             table = rng.choice(tables)
@@ -77,7 +77,7 @@ def test_random_growth_and_freeing_keeps_every_block_in_one_place() -> None:
     ],
 )
 def test_a_broken_table_is_seen(spoil: object, word: str) -> None:
-    blocks = BlockManager(num_blocks=8, block_size=2)
+    blocks = BlockManager(num_blocks=8, block_size=2, cache_blocks=0)
     tables: list[list[int]] = [[], []]
     blocks.grow(tables[0], 5)
     blocks.grow(tables[1], 3)

@@ -122,13 +122,13 @@ def test_a_mistake_of_the_caller_names_the_request_and_the_field(change: dict[st
 
 
 def test_blocks_are_those_of_the_profile() -> None:
-    engine = Engine(FakeRunner(1, 32), FakeDetokenizer(), MODEL, Limits(1, 1, 1), {})
+    engine = Engine(FakeRunner(1, 32), FakeDetokenizer(), MODEL, Limits(1, 1, 1, 0), {})
     assert engine.blocks.block_size == BLOCK_SIZE == 32
 
 
 @pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens", "num_blocks"])
 def test_limits_below_one_are_refused(field: str) -> None:
-    limits = replace(Limits(1, 1, 1), **{field: 0})
+    limits = replace(Limits(1, 1, 1, 0), **{field: 0})
     with pytest.raises(EngineError, match=f"^{field}: must be at least 1, got 0"):
         Engine(FakeRunner(1, 32), FakeDetokenizer(), MODEL, limits, {})
 
@@ -136,14 +136,19 @@ def test_limits_below_one_are_refused(field: str) -> None:
 def test_a_pool_smaller_than_one_sequence_is_refused() -> None:
     model = replace(MODEL, max_model_len=65)
     with pytest.raises(EngineError, match="has 2 blocks; one sequence of max_model_len 65 tokens needs 3"):
-        Engine(FakeRunner(2, 32), FakeDetokenizer(), model, Limits(1, 1, 2), {})
-    Engine(FakeRunner(3, 32), FakeDetokenizer(), model, Limits(1, 1, 3), {})
+        Engine(FakeRunner(2, 32), FakeDetokenizer(), model, Limits(1, 1, 2, 0), {})
+    Engine(FakeRunner(3, 32), FakeDetokenizer(), model, Limits(1, 1, 3, 0), {})
+
+
+def test_a_cache_of_fewer_than_no_blocks_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"^prefix_cache_blocks: must not be negative, got -1"):
+        Engine(FakeRunner(1, 32), FakeDetokenizer(), MODEL, Limits(1, 1, 1, -1), {})
 
 
 def test_eos_outside_the_vocabulary_is_refused() -> None:
     model = replace(MODEL, eos_token_ids=frozenset({0, VOCAB_SIZE}))
     with pytest.raises(EngineError, match=rf"\[{VOCAB_SIZE}\] lie outside"):
-        Engine(FakeRunner(1, 32), FakeDetokenizer(), model, Limits(1, 1, 1), {})
+        Engine(FakeRunner(1, 32), FakeDetokenizer(), model, Limits(1, 1, 1, 0), {})
 
 
 def test_closing_early_frees_everything_and_the_engine_can_go_on() -> None:
@@ -181,7 +186,8 @@ def test_stats_count_what_was_done() -> None:
     engine = make_engine(max_num_seqs=9, budget=1000, num_blocks=400)
     generate(engine)
     stats = engine.stats
-    assert stats.prefill_tokens == sum(len(request.prompt_token_ids) for request in requests())
+    assert stats.prefill_tokens + stats.cached_tokens == sum(len(r.prompt_token_ids) for r in requests())
+    assert stats.cached_tokens > 0
     assert stats.output_tokens >= sum(len(completion.token_ids) for completion in expected().values())
     assert stats.preemptions == 0
     assert 0 < stats.steps < stats.output_tokens

@@ -48,13 +48,14 @@ def blocks_not_given_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_recomputation(patch: pytest.MonkeyPatch) -> None:
-    def preempt(self: Scheduler) -> None:
-        computed = self.running[-1].num_computed
-        original(self)
-        self.waiting[0].num_computed = computed
+    def admit(self: Scheduler) -> bool:
+        admitted = original(self)
+        if admitted and self.running[-1].num_output:
+            self.running[-1].num_computed = self.running[-1].num_tokens - 1
+        return admitted
 
-    original = Scheduler._preempt
-    patch.setattr(Scheduler, "_preempt", preempt)
+    original = Scheduler._admit
+    patch.setattr(Scheduler, "_admit", admit)
 
 
 def output_drawn_again(patch: pytest.MonkeyPatch) -> None:

@@ -29,14 +29,14 @@ class Harness:
     budget: int
     num_blocks: int
     block_size: int = 1
+    cache_blocks: int = 0
     num_read: int = 0
     finished: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.blocks = BlockManager(self.num_blocks, self.block_size)
-        self.scheduler = Scheduler(
-            self._arrivals(), self.blocks, Limits(self.max_num_seqs, self.budget, self.num_blocks)
-        )
+        self.blocks = BlockManager(self.num_blocks, self.block_size, self.cache_blocks)
+        limits = Limits(self.max_num_seqs, self.budget, self.num_blocks, self.cache_blocks)
+        self.scheduler = Scheduler(self._arrivals(), self.blocks, limits)
 
     def _arrivals(self) -> Iterator[Sequence]:
         for arrival, (num_prompt, max_tokens) in enumerate(self.sizes):

@@ -45,12 +45,18 @@ def expected() -> dict[str, Completion]:
 
 
 def make_engine(
-    max_num_seqs: int = 4, budget: int = 16, num_blocks: int = 40, block_size: int = 3, **runner_options: Any
+    max_num_seqs: int = 4,
+    budget: int = 16,
+    num_blocks: int = 40,
+    block_size: int = 3,
+    cache_blocks: int = 10,
+    **runner_options: Any,
 ) -> Engine:
     """An engine with small blocks, which make every fault of a block table likely."""
     runner = FakeRunner(num_blocks, block_size, **runner_options)
-    engine = Engine(runner, FakeDetokenizer(), MODEL, Limits(max_num_seqs, budget, num_blocks), {"numerics": "fake"})
-    engine.blocks = PoisoningBlocks(runner, num_blocks, block_size)
+    limits = Limits(max_num_seqs, budget, num_blocks, cache_blocks)
+    engine = Engine(runner, FakeDetokenizer(), MODEL, limits, {"numerics": "fake"})
+    engine.blocks = PoisoningBlocks(runner, num_blocks, block_size, cache_blocks)
     return engine
 
 

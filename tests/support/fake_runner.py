@@ -2,8 +2,8 @@
 
 It keeps a paged cache of its own: the cell of a position is a hash of the cell before it, the token and the position,
 written and read through the block table alone. A draw hashes all cells of the sequence, the seed, the output counts
-and the position. A lost or doubled token, a wrong position, a stale or shared block therefore changes the output, and
-`PoisoningBlocks` makes every read of a freed block fail.
+and the position. A lost or doubled token, a wrong position, a stale or wrongly shared block therefore changes the
+output, and `PoisoningBlocks` makes every read of a block without content and every second write to a cell fail.
 """
 
 import codecs
@@ -88,7 +88,7 @@ class FakeRunner:
             for position in range(chunk.start, chunk.stop):
                 before = self._read(chunk, position - 1) if position else 0
                 token_id = chunk.sequence.token_ids[position]
-                self._cells[self._slot(chunk, position)] = write_cell(before, token_id, position)
+                self._write(chunk, position, write_cell(before, token_id, position))
         return [self._draw(chunk) for chunk in chunks if chunk.samples]
 
     def poison(self, blocks: Iterable[int]) -> None:
@@ -108,18 +108,23 @@ class FakeRunner:
         assert cell != POISON, f"position {position} of {chunk.sequence.request.row_key} was freed or never written"
         return cell
 
+    def _write(self, chunk: Chunk, position: int, cell: int) -> None:
+        slot = self._slot(chunk, position)
+        assert self._cells[slot] == POISON, f"position {position} of {chunk.sequence.request.row_key}: written before"
+        self._cells[slot] = cell
+
     def _slot(self, chunk: Chunk, position: int) -> int:
         block, offset = divmod(position, self._block_size)
         return chunk.sequence.block_table[block] * self._block_size + offset
 
 
 class PoisoningBlocks(BlockManager):
-    """Blocks whose contents are poisoned in `runner` when they are freed."""
+    """Blocks whose contents are poisoned in `runner` when the cache no longer knows them."""
 
-    def __init__(self, runner: FakeRunner, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
+    def __init__(self, runner: FakeRunner, num_blocks: int, block_size: int, cache_blocks: int) -> None:
+        super().__init__(num_blocks, block_size, cache_blocks)
         self._runner = runner
 
-    def free(self, table: list[int]) -> None:
-        self._runner.poison(table)
-        super().free(table)
+    def _discard(self, block: int) -> None:
+        self._runner.poison([block])
+        super()._discard(block)
