@@ -1,10 +1,11 @@
-"""Job seed + row key + sample index -> the seed of one sample. Nothing else makes randomness."""
+"""Job seed + row key + sample index -> the seed of one sample, and lots. Nothing else makes randomness."""
 
 import struct
 
 import xxhash
 
 _DOMAIN = b"batchgen.sample_seed.v1\0"
+_LOT = b"batchgen.lot.v1\0"
 
 
 def sample_seed(job_seed: int, row_key: str, sample_index: int) -> int:
@@ -19,3 +20,12 @@ def sample_seed(job_seed: int, row_key: str, sample_index: int) -> int:
     key = row_key.encode()
     identity = struct.pack("<QQ", job_seed, len(key)) + key + struct.pack("<I", sample_index)
     return xxhash.xxh3_64_intdigest(_DOMAIN + identity)
+
+
+def lot(seed: int, purpose: str) -> float:
+    """A number in [0, 1) that is a hash of a sample's seed and of what it is drawn for.
+
+    The samples whose lot is below a share are about that share of all, the same ones wherever they are made.
+    """
+    drawn = xxhash.xxh3_64_intdigest(_LOT + purpose.encode() + struct.pack("<Q", seed))
+    return (drawn >> 11) / 2.0**53

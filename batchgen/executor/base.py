@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from batchgen.errors import RowError
-from batchgen.executor.open_shards import OpenShards
+from batchgen.executor.open_shards import OpenShard, OpenShards
 from batchgen.io.hashing import params_hash
 from batchgen.io.reader import InputRow, Inputs, passthrough_batches, read_rows
 from batchgen.io.schema import Row
@@ -84,42 +84,45 @@ def run_shards(
     job: Job,
     shards: Sequence[Shard],
     engine: Engine,
-    window: int,
-    commit: Callable[[Shard, list[Row], pa.Table], None],
-    on_row: Callable[[Row], None],
+    held: OpenShards,
+    commit: Callable[[OpenShard], None],
 ) -> None:
-    """Make all samples of `shards`, which ascend; `commit` each of them as soon as it is full.
+    """Make all samples of `shards`, which ascend; `commit` each of them as soon as it is complete.
 
-    Requests flow into the engine across shard boundaries, so it never waits for a shard to end. At most `window`
-    samples and one shard are held: when a very long row keeps its shard open while others pile up behind it, the
-    engine is left to run dry before it gets more.
+    Requests flow into the engine across shard boundaries, so it never waits for a shard to end. `held` bounds how much
+    is open: when a very long row keeps its shard open while others pile up behind it, the engine is left to run dry
+    before it gets more. Between the samples go the probes, which are made a second time: a shard is complete when
+    all of its samples are there and all of its probes agreed.
     """
-    held = OpenShards(job.params, on_row)
     rows = _requests_of_rows(job, shards, held)
     left = sum(shard.num_rows for shard in shards)
     while left:
-        for completion in engine.generate(_until_full(rows, held, window)):
+        for completion in engine.generate(_while_room(rows, held)):
             held.answer(completion)
-            left -= _commit_full(held, commit)
+            left -= _commit_complete(held, commit)
         held.check_answered()
-        left -= _commit_full(held, commit)
+        left -= _commit_complete(held, commit)
 
 
-def _commit_full(held: OpenShards, commit: Callable[[Shard, list[Row], pa.Table], None]) -> int:
+def _commit_complete(held: OpenShards, commit: Callable[[OpenShard], None]) -> int:
     """The number of input rows that are done with this."""
     done = 0
-    for shard, samples, passthrough in held.take_full():
-        commit(shard, samples, passthrough)
-        done += shard.num_rows
+    for complete in held.take_complete():
+        commit(complete)
+        done += complete.shard.num_rows
     return done
 
 
-def _until_full(rows: Iterator[list[Request]], held: OpenShards, window: int) -> Iterator[Request]:
-    while held.num_shards < 2 or held.num_samples < window:
+def _while_room(rows: Iterator[list[Request]], held: OpenShards) -> Iterator[Request]:
+    """What the engine takes next, asked whenever it can take more."""
+    while held.has_room:
+        yield from held.probes.due()
         requests = next(rows, None)
         if requests is None:
-            return
-        yield from requests
+            break
+        for request in requests:
+            yield held.take(request)
+    yield from held.probes.rest()
 
 
 def _requests_of_rows(job: Job, shards: Sequence[Shard], held: OpenShards) -> Iterator[list[Request]]:

@@ -1,40 +1,42 @@
 """One engine in this process: opens the run folder, goes on from what is there, and leaves it finished."""
 
-import contextlib
-import hashlib
 import logging
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from types import FrameType
 
 import pyarrow as pa
 
-from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, Interrupted, VerifyError
+from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, RunError, VerifyError
 from batchgen.executor.base import Engine, Job, Progress, run_shards
+from batchgen.executor.host import host
+from batchgen.executor.open_run import open_run, trusted_shards
+from batchgen.executor.open_shards import OpenShard, OpenShards
+from batchgen.executor.probes import ProbeFailed, Probes
 from batchgen.executor.run_config import RunConfig
-from batchgen.io.canonical import columns_json
+from batchgen.executor.stoppable import stoppable
+from batchgen.io.events import EventLog
 from batchgen.io.hashing import ROW_HASH, MerkleTree, params_hash
-from batchgen.io.manifest import InputRecord, Manifest, PlanRecord, Tally
+from batchgen.io.manifest import Tally
 from batchgen.io.run_folder import RunFolder
-from batchgen.io.same_job import refuse_other_job
-from batchgen.io.schema import SCHEMA_VERSION, Row, output_schema, rows_to_table
-from batchgen.io.shard_check import check_shard
-from batchgen.plan import Plan, Shard, make_plan
+from batchgen.io.schema import Row, rows_to_table
+from batchgen.plan import Plan
+from batchgen.records import Request
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """A finished run. Counts are of the whole run; seconds of this process."""
+    """A finished run. Counts are of the whole run, whichever processes made it; seconds of this process."""
 
     root: str
     counts: Tally
     resumed: int  # samples that were there already
     seconds: float
+    probes: int = 0  # samples that were made twice, and were equal bit for bit
+    failed_probes: int = 0  # that were not, and stopped an earlier process; the evidence is in the folder
 
     @property
     def exit_code(self) -> int:
@@ -47,79 +49,112 @@ def run_local(
     """Make every row of `job` that is not there yet, in the folder `config.out`.
 
     What is there is trusted when it is this job's and every hash holds; the rest is made again. Raises RunError
-    (another job's folder, cannot write), Interrupted (SIGINT or SIGTERM), VerifyError (a finished run whose rows could
-    not be made again as they were), and what inputs and engine raise. After any of them the folder is valid, and the
-    same call goes on from there.
+    (another job's folder, cannot write), Interrupted (SIGINT or SIGTERM), VerifyError (a probe whose two answers
+    differ, or a finished run whose rows could not be made again as they were), and what inputs and engine raise. After
+    any of them the folder is valid, and the same call goes on from there.
     """
-    with RunFolder.open(config.out) as folder, _stoppable(folder):
-        plan, schema = _open_run(folder, job, engine, config)
+    with RunFolder.open(config.out) as folder, stoppable(folder):
+        plan, schema = open_run(folder, job, engine, config)
         tree = MerkleTree()
-        trusted = _resume(folder, plan, tree)
-        shards = [shard for shard in plan.shards if shard.index not in trusted]
-        resumed = (plan.num_rows - sum(shard.num_rows for shard in shards)) * plan.n
+        trusted = trusted_shards(folder, plan, tree)
+        left = sum(shard.num_rows for shard in plan.shards if shard.index not in trusted) * plan.n
+        resumed = plan.num_samples - left
         progress = Progress(samples=plan.num_samples, done=resumed, resumed=resumed)
-        hashed = params_hash(job.params)
-
-        def commit(shard: Shard, samples: list[Row], passthrough: pa.Table) -> None:
-            table = rows_to_table(samples, passthrough, hashed, schema)
-            folder.commit(range(shard.start, shard.stop), table)
-            tree.add(shard.start * plan.n, (bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist()))
-
-        def on_row(row: Row) -> None:
-            progress.count(row)
-            on_progress(progress)
-
         on_progress(progress)
-        window = 8 * config.max_num_seqs + 2 * plan.rows_per_shard * plan.n
-        run_shards(job, shards, engine, window, commit, on_row)
-        return JobReport(_finish(folder, tree.root(plan.num_samples)), folder.started.counts, resumed, progress.seconds)
+        if left or folder.started.root is None:
+            with EventLog.open(folder.path) as events:
+                making = _Making(job, engine, config, plan, schema, folder, tree, events, progress, on_progress)
+                making.start()
+                making.make(trusted)
+                root = _finish(folder, tree.root(plan.num_samples))
+                events.write("finish", root=root, samples=plan.num_samples, seconds=round(progress.seconds, 3))
+        else:
+            root = _finish(folder, tree.root(plan.num_samples))
+        there = folder.started
+        return JobReport(root, there.counts, resumed, progress.seconds, there.probes, folder.num_evidence)
 
 
-def _open_run(folder: RunFolder, job: Job, engine: Engine, config: RunConfig) -> tuple[Plan, pa.Schema]:
-    """Start the run, or make sure that the one in the folder is of this job. A run of no row yet gives way to any."""
-    there = folder.manifest if folder.manifest and (folder.manifest.shards or folder.manifest.root) else None
-    rows_per_shard = there.plan.rows_per_shard if there else config.rows_per_shard
-    if config.rows_per_shard not in (None, rows_per_shard):
-        _log.info("%s has %d rows per shard, and keeps them", folder.path, rows_per_shard)
-    plan = make_plan(job.spec, job.inputs, rows_per_shard)
-    fingerprint = job.fingerprint(engine)
-    metadata = {f"batchgen.{part}": value for part, value in fingerprint.items()}
-    metadata |= {"batchgen.schema_version": str(SCHEMA_VERSION), "batchgen.logprobs_mode": job.spec.logprobs_mode}
-    schema = output_schema(job.inputs.passthrough, logprobs=job.params.logprobs, metadata=metadata)
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        batchgen_version=version("batchgen"),
-        fingerprint=fingerprint,
-        spec=job.spec.resolved(),
-        job_yaml_sha256=hashlib.sha256(job.job_yaml).hexdigest(),
-        inputs=tuple(InputRecord(file.label, file.sha256, file.count) for file in job.inputs.files),
-        plan=PlanRecord(plan.num_rows, plan.n, plan.rows_per_shard, plan.digest),
-        columns=tuple((name, type_) for name, type_ in columns_json(schema)),
-        run_config=config.recorded(),
-        engine=engine.about,
-    )
-    if there is None:
-        folder.start(manifest, job.job_yaml)
-    else:
-        refuse_other_job(folder.path, there, manifest)
-        folder.record(manifest.run_config, manifest.engine)
-    return plan, schema
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """One process at work on a run: what is made goes to the folder, the tree, the log and the display."""
 
+    job: Job
+    engine: Engine
+    config: RunConfig
+    plan: Plan
+    schema: pa.Schema
+    folder: RunFolder
+    tree: MerkleTree
+    events: EventLog
+    progress: Progress
+    on_progress: Callable[[Progress], None]
 
-def _resume(folder: RunFolder, plan: Plan, tree: MerkleTree) -> set[int]:
-    """The shards that are as they were committed, their leaves added to `tree`; all else is put out of the way."""
-    manifest = folder.started
-    planned = {shard.index: shard for shard in plan.shards}
-    trusted: set[int] = set()
-    for shard in manifest.shards:
-        leaves, wrong = check_shard(folder.path, manifest, shard)
-        if wrong:
-            _log.warning("%s: %s; its shard is made again", folder.path, wrong[0])
-        elif planned.pop(shard.index, None) == Shard(shard.index, shard.start, shard.stop):
-            trusted.add(shard.index)
-            tree.add(shard.start * plan.n, leaves)
-    folder.keep(trusted)
-    return trusted
+    def start(self) -> None:
+        self.events.write(
+            "start",
+            batchgen_version=version("batchgen"),
+            run_config=self.config.recorded(),
+            engine=self.engine.about,
+            host=host(),
+            samples=self.progress.samples,
+            resumed=self.progress.resumed,
+        )
+
+    def make(self, trusted: set[int]) -> None:
+        """Make all shards but these."""
+        shards = [shard for shard in self.plan.shards if shard.index not in trusted]
+        window = 8 * self.config.max_num_seqs + 2 * self.plan.rows_per_shard * self.plan.n
+        probes = Probes(self.config.probe, self.config.max_num_seqs, self.log_probe)
+        try:
+            run_shards(
+                self.job, shards, self.engine, OpenShards(self.job.params, window, probes, self.on_row), self.commit
+            )
+        except ProbeFailed as failed:
+            failed.where = self.keep_evidence(failed)
+            with suppress(RunError):  # the probe says more
+                self.log_probe(failed.request, exact=False)
+            raise
+
+    def commit(self, complete: OpenShard) -> None:
+        shard, samples = complete.shard, complete.rows
+        table = rows_to_table(samples, complete.passthrough, params_hash(self.job.params), self.schema)
+        self.folder.commit(range(shard.start, shard.stop), table, complete.probes)
+        self.tree.add(shard.start * self.plan.n, (bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist()))
+        tally = Tally.of(table)
+        self.events.write(
+            "commit",
+            shard=shard.index,
+            replica="local",
+            samples=tally.rows,
+            errors=tally.error,
+            prompt_tokens=tally.prompt_tokens,
+            output_tokens=tally.output_tokens,
+            probes=complete.probes,
+            seconds=round(self.progress.seconds, 3),
+            slowest=[[key, index, round(seconds, 3), tokens] for seconds, key, index, tokens in complete.slowest],
+        )
+
+    def on_row(self, row: Row) -> None:
+        self.progress.count(row)
+        self.on_progress(self.progress)
+
+    def log_probe(self, request: Request, exact: bool = True) -> None:
+        self.events.write("probe", row_key=request.row_key, sample_index=request.sample_index, exact=exact)
+
+    def keep_evidence(self, failed: ProbeFailed) -> str:
+        """Where it is kept; the run folder when it cannot be."""
+        facts = {
+            **failed.evidence,
+            "batchgen_version": version("batchgen"),
+            "fingerprint": self.job.fingerprint(self.engine),
+            "run_config": self.config.recorded(),
+            "engine": self.engine.about,
+        }
+        try:
+            return str(self.folder.keep_evidence(facts))
+        except RunError as error:
+            _log.warning("the evidence is lost: %s", error)
+            return str(self.folder.path)
 
 
 def _finish(folder: RunFolder, root: str) -> str:
@@ -133,31 +168,3 @@ def _finish(folder: RunFolder, root: str) -> str:
             hint="a finished run was changed, or made again differently: compare it with a copy",
         )
     return root
-
-
-@contextlib.contextmanager
-def _stoppable(folder: RunFolder) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the block with Interrupted; a second one ends the process at once."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
-        yield
-        return
-
-    def stop(number: int, _: FrameType | None) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_DFL)
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    before = {each: signal.signal(each, stop) for each in signals}
-    try:
-        yield
-    except KeyboardInterrupt as stopped:
-        there = folder.manifest
-        kept = (
-            f"{there.counts.rows} of {there.plan.rows * there.plan.n} samples are kept" if there else "nothing was made"
-        )
-        hint = "the same command goes on from here"
-        raise Interrupted(f"stopped by {stopped}; {kept}", where=str(folder.path), hint=hint) from None
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

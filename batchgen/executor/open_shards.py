@@ -1,66 +1,106 @@
-"""The shards that are being worked on: what was asked of the engine, what has come back, what is full."""
+"""The shards that are being worked on: what was asked of the engine, what has come back, what is complete."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import nlargest
+from time import perf_counter
 
 import pyarrow as pa
 
 from batchgen.errors import BatchgenError
+from batchgen.executor.probes import Probes
 from batchgen.io.schema import Row
 from batchgen.plan import Shard
 from batchgen.records import Completion, Request, SamplingParams
 
+_SLOWEST = 3
+
+Timed = tuple[float, str, int, int]  # seconds from the engine's taking it to its answer, row_key, sample_index, tokens
+
 
 @dataclass(slots=True)
-class _OpenShard:
+class OpenShard:
+    """A shard on its way. Complete when no sample is missing and no probe unproven."""
+
     shard: Shard
     samples: list[Row | None]  # in input order, sample_index within
-    missing: int
     passthrough: pa.Table
+    missing: int
+    unproven: int = 0  # samples that are still to be made a second time
+    probes: int = 0  # samples that were, and were equal
+    slowest: tuple[Timed, ...] = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """All samples of a complete shard."""
+        return [row for row in self.samples if row is not None]
+
+
+@dataclass(slots=True)
+class _Asked:
+    request: Request
+    shard: int  # index
+    position: int  # in the shard
+    is_probe: bool
+    taken: float = 0.0  # when the engine took it
 
 
 class OpenShards:
-    """Every sample from the moment its row is read until its shard is taken out, full.
+    """Every sample from the moment its row is read until its shard is taken out, complete.
 
     Raises BatchgenError, naming the sample, for a completion that came twice, was never asked for, or is not whole.
     """
 
-    def __init__(self, params: SamplingParams, on_row: Callable[[Row], None]) -> None:
+    def __init__(self, params: SamplingParams, window: int, probes: Probes, on_row: Callable[[Row], None]) -> None:
         self._n, self._logprobs = params.n, params.logprobs
+        self._window = window
         self._on_row = on_row
-        self._shards: dict[int, _OpenShard] = {}  # by index
-        self._asked: dict[tuple[str, int], tuple[int, int, Request]] = {}  # -> (shard index, position in it, request)
-        self._full: list[int] = []
-        self.num_samples = 0  # in open shards
+        self._shards: dict[int, OpenShard] = {}  # by index
+        self._asked: dict[tuple[str, int], _Asked] = {}
+        self._complete: list[int] = []
+        self._num_samples = 0  # in open shards
+        self.probes = probes
 
     @property
-    def num_shards(self) -> int:
-        return len(self._shards)
+    def has_room(self) -> bool:
+        """At most `window` samples and one shard are held."""
+        return len(self._shards) < 2 or self._num_samples < self._window
 
     def open(self, shard: Shard, passthrough: pa.Table) -> None:
         size = shard.num_rows * self._n
-        self._shards[shard.index] = _OpenShard(shard, [None] * size, size, passthrough)
-        self.num_samples += size
+        self._shards[shard.index] = OpenShard(shard, [None] * size, passthrough, missing=size)
+        self._num_samples += size
 
     def ask(self, shard: int, position: int, request: Request) -> Request:
         """Note that `request` is on its way: sample `position` of the shard with this index."""
-        self._asked[request.row_key, request.sample_index] = shard, position, request
+        is_probe = self.probes.chooses(request)
+        self._shards[shard].unproven += is_probe
+        self._asked[request.row_key, request.sample_index] = _Asked(request, shard, position, is_probe)
+        return request
+
+    def take(self, request: Request) -> Request:
+        """Note that the engine takes `request` now."""
+        self._asked[request.row_key, request.sample_index].taken = perf_counter()
         return request
 
     def answer(self, completion: Completion) -> None:
-        """Take the engine's answer to a request."""
+        """Take the engine's answer to a request, the first or a probe's second. Raises ProbeFailed."""
         name = completion.row_key, completion.sample_index
-        if name not in self._asked:
+        asked = self._asked.pop(name, None)
+        if asked is not None:
+            self._first_answer(asked, completion)
+        elif (shard := self.probes.answer(completion)) is not None:
+            self._shards[shard].unproven -= 1
+            self._shards[shard].probes += 1
+            self._check_complete(shard)
+        else:
             came = any(
                 row is not None and (row.completion.row_key, row.completion.sample_index) == name
-                for shard in self._shards.values()
-                for row in shard.samples
+                for opened in self._shards.values()
+                for row in opened.samples
             )
             fault = "came twice" if came else "was not asked for, or its shard is long done"
             raise BatchgenError(f"a completion {fault}", where=_name(name), hint=_OURS)
-        shard, position, request = self._asked.pop(name)
-        self._check(completion)
-        self.place(shard, position, Row(request.seed, request.prompt_token_ids, completion))
 
     def place(self, shard: int, position: int, row: Row) -> None:
         """Put a finished sample in its place."""
@@ -69,23 +109,36 @@ class OpenShards:
         opened.samples[position] = row
         opened.missing -= 1
         self._on_row(row)
-        if not opened.missing:
-            self._full.append(shard)
+        self._check_complete(shard)
 
-    def take_full(self) -> Iterator[tuple[Shard, list[Row], pa.Table]]:
-        """(shard, samples, passthrough) of each full shard; it is no longer open."""
-        while self._full:
-            full = self._shards.pop(self._full.pop(0))
-            self.num_samples -= len(full.samples)
-            yield full.shard, [row for row in full.samples if row is not None], full.passthrough
+    def take_complete(self) -> Iterator[OpenShard]:
+        """Each complete shard; it is no longer open."""
+        while self._complete:
+            complete = self._shards.pop(self._complete.pop(0))
+            self._num_samples -= len(complete.samples)
+            yield complete
 
     def check_answered(self) -> None:
         """The engine says it is done: is it?"""
-        if self._asked:
-            names = ", ".join(_name(name) for name in list(self._asked)[:3])
-            raise BatchgenError(f"{len(self._asked)} completions never came, among them {names}", hint=_OURS)
+        if left := [*self._asked, *self.probes.running()]:
+            names = ", ".join(_name(name) for name in left[:3])
+            raise BatchgenError(f"{len(left)} completions never came, among them {names}", hint=_OURS)
 
-    def _check(self, completion: Completion) -> None:
+    def _first_answer(self, asked: _Asked, completion: Completion) -> None:
+        self._check_whole(completion)
+        request, opened = asked.request, self._shards[asked.shard]
+        timed = perf_counter() - asked.taken, request.row_key, request.sample_index, len(completion.token_ids)
+        opened.slowest = tuple(nlargest(_SLOWEST, (*opened.slowest, timed)))
+        self.probes.sample_ended(completion)
+        if asked.is_probe:
+            self.probes.hold(request, completion, asked.shard)
+        self.place(asked.shard, asked.position, Row(request.seed, request.prompt_token_ids, completion))
+
+    def _check_complete(self, shard: int) -> None:
+        if not self._shards[shard].missing and not self._shards[shard].unproven:
+            self._complete.append(shard)
+
+    def _check_whole(self, completion: Completion) -> None:
         if completion.finish_reason == "error":
             whole = completion.error_code is not None
         else:

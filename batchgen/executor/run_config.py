@@ -19,6 +19,12 @@ class RunConfig:
     threads: int | None = None  # None: all cores
     job_dir: Path | None = None  # the folder of the job file, where its relative paths begin
     rows_per_shard: int | None = None  # input rows in a file; None: as fits the job. A resumed run keeps its own
+    probe: float = 0.005  # share of samples that are made twice and compared, and at least two; 0: none, 1: all
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a share that is none."""
+        if not 0 <= self.probe <= 1:
+            raise ValueError(f"probe must be a share from 0 to 1, got {self.probe}")
 
     def recorded(self) -> dict[str, Any]:
         """JSON for the manifest. Names no place but `job_dir`, seen from the run folder, for a run may be moved."""

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -13,6 +14,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from batchgen.errors import RunError
+from batchgen.io.events import EVENTS
 from batchgen.io.hashing import ROW_HASH, shard_digest
 from batchgen.io.manifest import (
     FILE_NAME,
@@ -26,7 +28,9 @@ from batchgen.io.manifest import (
 )
 from batchgen.io.writer import TEMPORARY, row_keys_json, sync_folder, write_atomically, write_shard, writing
 
+EVIDENCE = "evidence"
 _PART = re.compile(r"part-\d{5,}\.parquet")
+_PROBE = re.compile(r"probe-(\d{3,})\.json")
 
 
 class RunFolder:
@@ -129,6 +133,22 @@ class RunFolder:
         """How and by what the rows from here on are made; written with the next commit."""
         self.manifest = replace(self.started, run_config=run_config, engine=engine)
 
+    @property
+    def num_evidence(self) -> int:
+        """Probes that failed, of all processes that worked on this run."""
+        return len(self._evidence())
+
+    def keep_evidence(self, facts: Mapping[str, Any]) -> Path:
+        """Write what is known of a probe that failed, as JSON, beside that of earlier ones. The path of the file."""
+        folder = self.path / EVIDENCE
+        number = max(self._evidence(), default=0) + 1
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in facts.items())
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+        path = folder / f"probe-{number:03}.json"
+        write_atomically(path, f"{{\n{lines}\n}}\n".encode())
+        return path
+
     def close(self) -> None:
         os.close(self._lock)
 
@@ -142,16 +162,21 @@ class RunFolder:
         write_manifest(self.path, manifest)
         self.manifest = manifest
 
+    def _evidence(self) -> list[int]:
+        folder = self.path / EVIDENCE
+        names = (_PROBE.fullmatch(file.name) for file in (folder.iterdir() if folder.is_dir() else ()))
+        return [int(name[1]) for name in names if name]
+
     def _strangers(self) -> list[str]:
         """What a run that was killed before its first manifest cannot have left."""
-        own = {"job.yaml", ROWS}
+        own = {"job.yaml", ROWS, EVENTS, EVIDENCE}
         found = [file.name for file in self.path.iterdir() if file.name not in own]
         rows = self.path / ROWS
         found += [f"{ROWS}/{file.name}" for file in (rows.iterdir() if rows.is_dir() else ())]
         return sorted(name for name in found if not TEMPORARY.fullmatch(Path(name).name))
 
     def _remove_temporaries(self) -> None:
-        for folder in (self.path, self.path / ROWS):
+        for folder in (self.path, self.path / ROWS, self.path / EVIDENCE):
             if folder.is_dir():
                 for file in folder.iterdir():
                     if TEMPORARY.fullmatch(file.name):

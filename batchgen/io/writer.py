@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 from batchgen.errors import RunError
 
 ROW_KEYS = b"batchgen.row_keys"  # Parquet metadata: the row keys of a shard in order, as JSON
-TEMPORARY = re.compile(r"\.(part-\d{5,}\.parquet|manifest\.json|job\.yaml)\.tmp")  # what a killed write leaves
+TEMPORARY = re.compile(
+    r"\.(part-\d{5,}\.parquet|manifest\.json|job\.yaml|probe-\d{3,}\.json)\.tmp"
+)  # what a killed write leaves
 
 _ROW_GROUP_ROWS = 16_384
 

@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,14 +8,20 @@ from support.fake_engine import FakeEngine
 from support.fake_jobs import make_job, write_input
 
 from batchgen.errors import BatchgenError, RowError
-from batchgen.executor.base import run_shards
+from batchgen.executor.base import Job, run_shards
+from batchgen.executor.open_shards import OpenShard, OpenShards
+from batchgen.executor.probes import Probes
 from batchgen.io.reader import InputRow
 from batchgen.io.schema import Row
-from batchgen.plan import Shard, make_plan
+from batchgen.plan import make_plan
 from batchgen.records import Completion, Request
 from batchgen.seeds import sample_seed
 
 Committed = dict[int, tuple[list[Row], pa.Table]]
+
+
+def shards_for(job: Job, window: int, on_row: Callable[[Row], None] = lambda row: None) -> OpenShards:
+    return OpenShards(job.params, window, Probes(0), on_row)
 
 
 @pytest.fixture
@@ -29,13 +35,13 @@ def make(
     job = make_job(folder)
     committed: Committed = {}
 
-    def commit(shard: Shard, samples: list[Row], passthrough: pa.Table) -> None:
-        assert shard.index not in committed
-        assert passthrough.num_rows == shard.num_rows
-        committed[shard.index] = samples, passthrough
+    def commit(complete: OpenShard) -> None:
+        assert complete.shard.index not in committed
+        assert complete.passthrough.num_rows == complete.shard.num_rows
+        committed[complete.shard.index] = complete.rows, complete.passthrough
 
     shards = [shard for shard in make_plan(job.spec, job.inputs, per_shard).shards if shard.index not in skip]
-    run_shards(job, shards, engine, window, commit, lambda row: None)
+    run_shards(job, shards, engine, shards_for(job, window), commit)
     assert sorted(committed) == [shard.index for shard in shards]
     return committed
 
@@ -99,7 +105,8 @@ def test_a_bad_row_with_a_prompt_that_breaks_everything(tmp_path: Path) -> None:
 
     job = make_job(write_input(tmp_path, 2, bad=[1]), build)
     rows: list[Row] = []
-    run_shards(job, list(make_plan(job.spec, job.inputs, 2).shards), FakeEngine(), 9, lambda *_: None, rows.append)
+    held = shards_for(job, 9, rows.append)
+    run_shards(job, list(make_plan(job.spec, job.inputs, 2).shards), FakeEngine(), held, lambda _: None)
     assert [row.completion.error_message for row in rows] == ["bad \udcb2 prompt 0"] * 2 + ["bad \udcb2 None"] * 2
 
 
@@ -115,9 +122,9 @@ def test_a_slow_row_holds_no_more_than_the_window(inputs: Path) -> None:
     held: list[int] = []
     open_samples = 0
 
-    def commit(shard: Shard, samples: list[Row], passthrough: pa.Table) -> None:
+    def commit(complete: OpenShard) -> None:
         nonlocal open_samples
-        open_samples -= len(samples)
+        open_samples -= len(complete.rows)
 
     def on_row(row: Row) -> None:
         nonlocal open_samples
@@ -125,7 +132,7 @@ def test_a_slow_row_holds_no_more_than_the_window(inputs: Path) -> None:
         held.append(open_samples)
 
     engine = FakeEngine(max_num_seqs=4, slow=frozenset({"row-0"}))
-    run_shards(job, list(make_plan(job.spec, job.inputs, 5).shards), engine, 20, commit, on_row)
+    run_shards(job, list(make_plan(job.spec, job.inputs, 5).shards), engine, shards_for(job, 20, on_row), commit)
     assert max(held) <= 20 + 10
     assert engine.calls > 1
 

@@ -5,6 +5,7 @@ import pytest
 
 from batchgen.errors import BatchgenError
 from batchgen.executor.open_shards import OpenShards
+from batchgen.executor.probes import Probes
 from batchgen.io.schema import Row
 from batchgen.plan import Shard
 from batchgen.records import Completion, Request, SamplingParams
@@ -20,30 +21,28 @@ def answer(key: str, index: int, **fields: Any) -> Completion:
     return Completion(key, index, (5,), "x", "stop", **fields)
 
 
-def opened(params: SamplingParams = PARAMS) -> tuple[OpenShards, list[Row]]:
+def opened(params: SamplingParams = PARAMS, share: float = 0) -> tuple[OpenShards, list[Row]]:
     """Shard 3 of the rows a and b, all asked for."""
     rows: list[Row] = []
-    held = OpenShards(params, rows.append)
+    held = OpenShards(params, 100, Probes(share, apart=1), rows.append)
     held.open(Shard(3, 6, 8), pa.table({"x": [1, 2]}))
     for position in range(4):
         held.ask(3, position, request("ab"[position // 2], position % 2, params))
     return held, rows
 
 
-def test_a_shard_is_full_when_all_its_samples_are_there() -> None:
+def test_a_shard_is_complete_when_all_its_samples_are_there() -> None:
     held, rows = opened()
     for key, index in (("b", 1), ("a", 0), ("b", 0)):
         held.answer(answer(key, index))
-        assert list(held.take_full()) == []
-    assert held.num_samples == 4
+        assert list(held.take_complete()) == []
     held.answer(answer("a", 1))
-    [(shard, samples, passthrough)] = held.take_full()
-    assert shard == Shard(3, 6, 8)
-    assert [(row.completion.row_key, row.completion.sample_index) for row in samples] == [
+    [complete] = held.take_complete()
+    assert (complete.shard, complete.probes) == (Shard(3, 6, 8), 0)
+    assert [(row.completion.row_key, row.completion.sample_index) for row in complete.rows] == [
         ("a", 0), ("a", 1), ("b", 0), ("b", 1),
     ]  # fmt: skip
-    assert passthrough["x"].to_pylist() == [1, 2]
-    assert held.num_samples == 0
+    assert complete.passthrough["x"].to_pylist() == [1, 2]
     assert len(rows) == 4
     held.check_answered()
 

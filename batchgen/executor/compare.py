@@ -1,0 +1,47 @@
+"""Two completions of one request, field by field and bit by bit."""
+
+import struct
+from dataclasses import dataclass, fields
+from typing import Any
+
+from batchgen.records import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place at which one field of two completions differs. Floats are the hex digits of their bits."""
+
+    field: str
+    token: int | None  # output position; None for a field that is not of tokens
+    first: Any  # JSON; None past the end of the shorter one
+    second: Any
+
+    def __str__(self) -> str:
+        if self.token is None:
+            return f"{self.field} {self.first!r}, then {self.second!r}"
+        return f"{self.field} of token {self.token}: {self.first}, then {self.second}"
+
+
+def differences(first: Completion, second: Completion) -> list[Difference]:
+    """One for each field that differs, by token, then by field; empty when both are equal bit for bit."""
+    a, b = bits(first), bits(second)
+    found = [_first_place(name, a[name], b[name]) for name in a if a[name] != b[name]]
+    return sorted(found, key=lambda difference: (difference.token is None, difference.token or 0))
+
+
+def bits(completion: Completion) -> dict[str, Any]:
+    """JSON of a completion, every float as the eight hex digits of its float32 bits."""
+    return {field.name: _plain(getattr(completion, field.name)) for field in fields(completion)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return struct.pack(">f", value).hex()
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value
+
+
+def _first_place(name: str, a: Any, b: Any) -> Difference:
+    if not (isinstance(a, list) and isinstance(b, list)):
+        return Difference(name, None, a, b)
+    at = next((i for i, (left, right) in enumerate(zip(a, b, strict=False)) if left != right), min(len(a), len(b)))
+    return Difference(name, at, *(side[at] if at < len(side) else None for side in (a, b)))
