@@ -4,14 +4,16 @@ import os
 from pathlib import Path
 
 from batchgen.engine.admission import ModelLimits
+from batchgen.engine.canary import POSITIONS
 from batchgen.engine.engine import Engine
 from batchgen.engine.kv_cache import allocate, block_bytes
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.scheduler import Limits
+from batchgen.engine.self_test import self_test
 from batchgen.errors import ModelError
 from batchgen.executor.run_config import RunConfig
 from batchgen.kernels.constants import BLOCK_SIZE
-from batchgen.kernels.cpu.native import set_threads
+from batchgen.kernels.cpu.native import machine, set_threads
 from batchgen.kernels.golden import NATIVE, check_profile
 from batchgen.loader import LoadedModel
 from batchgen.models.checkpoint import open_checkpoint
@@ -45,8 +47,11 @@ def start_engine(
             "the packed weights are of another config", where=str(cache_root() / "packed"), hint="delete them"
         )
     num_blocks = _num_blocks(model.config, model.max_model_len, run_config)
+    positions = max(model.max_model_len, POSITIONS)
+    decoder = Decoder(model.config, weights.tensors, positions, native=spec.numerics in NATIVE)
+    proof = self_test(decoder, run_config.max_num_batched_tokens)
     runner = ModelRunner(
-        Decoder(model.config, weights.tensors, model.max_model_len, native=spec.numerics in NATIVE),
+        decoder,
         allocate(model.config, num_blocks),
         processed_logprobs=spec.logprobs_mode == "processed",
     )
@@ -65,7 +70,9 @@ def start_engine(
             "tokenizer_digest": model.tokenizer.digest,
             "numerics": spec.numerics,
             "kernel_set": kernel_set,
+            "canary": proof.canary,
         },
+        about=machine() | {"self_test": proof.to_json()},
     )
 
 

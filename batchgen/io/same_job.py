@@ -14,6 +14,13 @@ def refuse_other_job(path: Path, there: Manifest, asked: Manifest) -> None:
     odd = [part for part in parts if there.fingerprint.get(part) != asked.fingerprint.get(part)]
     if not odd:
         return
+    if odd == ["canary"]:
+        raise RunError(
+            "this machine computes the model differently from the one that began the run",
+            where=str(path),
+            hint=f"its canary is {there.fingerprint.get('canary')}, and here it is {asked.fingerprint.get('canary')}: "
+            "one of the two machines or builds is at fault, and --out begins a run of its own",
+        )
     details = [f"{part} is {there.fingerprint.get(part)}, not {asked.fingerprint.get(part)}" for part in odd]
     if "job_fingerprint" in odd:
         details = [f"{key} is {a!r}, not {b!r}" for key, a, b in differences(there.spec, asked.spec)] or details

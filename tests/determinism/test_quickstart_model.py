@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from batchgen.executor.run_config import RunConfig
+from batchgen.io.manifest import read_manifest
 from batchgen.job import run_job
 from batchgen.kernels.cpu.native import library
 
 ROOT = "b19414646f0370b4cae8a649b5432b8b9d002a88982a36db291e2fe083c59b08"
+CANARY = "a418142d32da02ccd75cbc46c2a9d5663716dbc303cc4affd3d24fadb65e2aa1"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB = """\
 version: 1
@@ -30,9 +32,12 @@ seed: 7
 
 
 def root_of(model: Path, out: Path, text: str = JOB, **how: Any) -> str:
+    """Also makes sure of the canary, which is of the model and the profile alone."""
     job = out.parent / "job.yaml"
     job.write_text(text.replace("MODEL", str(model)).replace("EXAMPLES", str(EXAMPLES)))
-    return run_job(job, RunConfig(out, **how)).root
+    report = run_job(job, RunConfig(out, **how))
+    assert read_manifest(out).fingerprint["canary"] == CANARY
+    return report.root
 
 
 @pytest.mark.model

@@ -45,3 +45,8 @@ def require_native() -> None:
 def set_threads(n: int) -> None:
     """Use n threads for every op. The number cannot be seen in the bits."""
     library().set_threads(n)
+
+
+def machine() -> dict[str, str | int]:
+    """What the ops run on: instruction_set and threads. Neither can be seen in the bits."""
+    return {"instruction_set": library().in_use(), "threads": library().threads()}

@@ -1,0 +1,138 @@
+"""The canary: what a model says to a fixed prompt, computed in every way that an engine may compute it.
+
+The prompt depends on the size of the vocabulary alone. The SHA-256 over the bits of its logits, and of tokens drawn
+from them, is a function of (weights, profile): two machines on which it is equal compute the model alike. Threads,
+limits, the instruction set and max_model_len cannot be seen in it.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from batchgen import kernels
+from batchgen.engine.bits import Checks, as_bits
+from batchgen.kernels.constants import BLOCK_SIZE
+from batchgen.kernels.sample_rows import Draws, IdLists, SampleRows
+from batchgen.layers.step import StepTensors
+from batchgen.models.decoder import Cache, Decoder
+
+POSITIONS = 64  # that a decoder's rotary table must have room for
+LENGTH = 45  # tokens of the canary: more than a block, and no multiple of any tile
+CUTS = (1, 31, 32, 33)  # where its chunks end
+DECODED = 3  # of its tokens are computed one by one beside another prompt
+
+TABLES = ([3, 1], [0, 2])  # blocks of the two prompts; none ascends with its positions and its prompt
+NUM_BLOCKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions start .. stop-1 of prompt 0, the canary, or 1, its company."""
+
+    prompt: int
+    start: int
+    stop: int
+
+
+def prompt_ids(vocab_size: int, prompt: int) -> list[int]:
+    """POSITIONS token ids; the canary's are the first LENGTH of prompt 0."""
+    mixed = ((prompt * POSITIONS + i + 1) * 0x9E3779B97F4A7C15 % 2**64 for i in range(POSITIONS))
+    return [(number >> 24) % vocab_size for number in mixed]
+
+
+def step_of(spans: Sequence[Span], vocab_size: int) -> StepTensors:
+    """The spans side by side in one step, with the logits of all tokens."""
+    prompts = [prompt_ids(vocab_size, prompt) for prompt in range(2)]
+    ids = [i for span in spans for i in prompts[span.prompt][span.start : span.stop]]
+    places = [(TABLES[span.prompt], p) for span in spans for p in range(span.start, span.stop)]
+    starts = np.cumsum([0, *(span.stop - span.start for span in spans)])
+    return StepTensors(
+        token_ids=torch.tensor(ids, dtype=torch.int32),
+        positions=torch.tensor([p for _, p in places], dtype=torch.int32),
+        slots=torch.tensor([table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for table, p in places]),
+        query_start=torch.tensor(starts, dtype=torch.int32),
+        block_tables=torch.tensor([TABLES[span.prompt] for span in spans], dtype=torch.int32),
+        sample_rows=torch.arange(len(ids)),
+    )
+
+
+def prove_canary(decoder: Decoder, cache: list[Cache], checks: Checks) -> str:
+    """The canary, SHA-256 in hex. Raises EngineError unless all ways to compute it agree.
+
+    `cache` has NUM_BLOCKS blocks or more; `decoder` a rotary table of POSITIONS positions or more.
+    """
+    whole = _logits(decoder, cache, [[Span(0, 0, LENGTH)]])
+    chunks = [[Span(0, a, b)] for a, b in pairwise((0, *CUTS, LENGTH))]
+    how = f"the canary in chunks cut at {', '.join(map(str, CUTS))}"
+    checks.same([_logits(decoder, cache, chunks)], [whole], how, "as a whole")
+    first = LENGTH - DECODED
+    beside = [[Span(1, 0, 7), Span(0, 0, first)]]
+    beside += [[Span(1, 7 + i, 8 + i), Span(0, first + i, first + i + 1)] for i in range(DECODED)]
+    how = f"the canary beside another prompt, its last {DECODED} tokens one by one,"
+    checks.same([_logits(decoder, cache, beside)], [whole], how, "alone")
+    digest = hashlib.sha256(as_bits(whole).tobytes())
+    for processed in (False, True):
+        for array in _draws(whole, checks, processed):
+            digest.update(as_bits(array).tobytes())
+    return digest.hexdigest()
+
+
+def _logits(decoder: Decoder, cache: list[Cache], steps: Sequence[Sequence[Span]]) -> torch.Tensor:
+    """Of all the canary's positions, float32 [LENGTH, V], computed in these steps on a cache of NaNs."""
+    parts = []
+    for keys, values in cache:
+        keys.fill_(torch.nan)
+        values.fill_(torch.nan)
+    for spans in steps:
+        logits, at = decoder.forward(step_of(spans, decoder.config.vocab_size), cache), 0
+        for span in spans:
+            rows = logits[at : at + span.stop - span.start]
+            parts += [rows.clone()] if span.prompt == 0 else []
+            at += len(rows)
+    return torch.cat(parts)
+
+
+def _draws(logits: torch.Tensor, checks: Checks, processed: bool) -> list[NDArray[Any]]:
+    """The sampler's arrays for all rows, which must be those of a second launch and of single rows."""
+
+    def arrays(rows: range) -> list[NDArray[Any]]:
+        draws = kernels.sample(
+            logits[rows.start : rows.stop], sample_rows(rows, logits.shape[1]), processed_logprobs=processed
+        )
+        return [getattr(draws, field.name) for field in fields(Draws)]
+
+    all_rows = range(len(logits))
+    whole = arrays(all_rows)
+    checks.same(arrays(all_rows), whole, "sample: a second launch", "the first")
+    for row in (0, 7, len(logits) - 1):
+        found, expected = arrays(range(row, row + 1)), [array[row : row + 1] for array in whole]
+        checks.same(found, expected, f"sample: row {row} alone", f"among {len(logits)} rows")
+    return whole
+
+
+def sample_rows(rows: Sequence[int], vocab_size: int) -> SampleRows:
+    """Parameters of every kind, a function of the row's number: greedy, plain, filtered, penalised."""
+    row = np.array(rows)
+    one, two = [int(r) % vocab_size for r in rows], [int(r + 1) % vocab_size for r in rows]
+    return SampleRows(
+        seed=row.astype(np.uint64) << np.uint64(33),
+        position=row.astype(np.int64),
+        temperature=np.where(row % 5 == 0, 0, 0.5 + row / 16).astype(np.float32),
+        top_p=np.where(row % 3 == 1, 0.75, 1.0).astype(np.float64),
+        min_p=np.where(row % 7 == 3, 0.125, 0).astype(np.float32),
+        top_k=np.where(row % 4 == 2, 9, 0).astype(np.int32),
+        presence_penalty=np.where(row % 6 == 1, 0.5, 0).astype(np.float32),
+        frequency_penalty=np.where(row % 6 == 2, 0.25, 0).astype(np.float32),
+        repetition_penalty=np.where(row % 6 == 3, 1.25, 1).astype(np.float32),
+        bias=IdLists.with_values([{i: 1.5} for i in one], np.float32),
+        banned=IdLists.of([(i,) for i in two]),
+        output=IdLists.with_values([{i: 2, k: 1} for i, k in zip(one, two, strict=True)], np.int32),
+        seen=IdLists.of([{i, k} for i, k in zip(one, two, strict=True)]),
+        top_logprobs=(row % 22 - 1).astype(np.int32),
+    )
