@@ -1,0 +1,20 @@
+"""report.html: a run, or what there is of it, as one page. Reads files only."""
+
+from pathlib import Path
+
+from batchgen.io.writer import write_atomically
+from batchgen.report.page import render
+from batchgen.report.summary import Decode, Summary, summarise
+
+FILE_NAME = "report.html"
+
+
+def write_report(run: Path, out: Path | None = None, decode: Decode | None = None) -> Summary:
+    """Write the page of the run at `run` to `out`, by default into its folder, and give the numbers on it.
+
+    `decode` turns prompt ids into text. Memory does not grow with the run. Raises RunError when the run cannot be read,
+    or the page not be written.
+    """
+    summary = summarise(run, decode)
+    write_atomically(out or run / FILE_NAME, render(summary).encode())
+    return summary
