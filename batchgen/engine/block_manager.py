@@ -70,12 +70,18 @@ class BlockManager:
             self._prefixes.add(table, token_ids, start, stop)
 
     def free(self, table: list[int]) -> None:
-        """Take back every block of `table`, which is left empty. The last ones are the first to be used anew."""
-        for block in reversed(table):
+        """Take back every block of `table`, which is left empty."""
+        for block in table:
             self._owners[block] -= 1
-            if not self._owners[block] and block in self._prefixes:
+        free = [block for block in reversed(table) if not self._owners[block]]
+        known = [block for block in reversed(table) if block in self._prefixes]
+        # Later blocks first, and with them whatever leads to them: thus no block outlives the one that it follows.
+        for block in self._prefixes.path(known[0]) if known else ():
+            if not self._owners[block]:
+                self._kept.pop(block, None)
                 self._kept[block] = None
-            elif not self._owners[block]:
+        for block in free:
+            if block not in self._kept:
                 self._discard(block)
         table.clear()
         while len(self._kept) > self._cache_blocks:
@@ -114,11 +120,11 @@ class BlockManager:
         return block
 
     def _evict(self) -> None:
-        """The free block that was unused longest loses its content, and what follows it is known no more."""
-        for block in self._prefixes.remove(next(iter(self._kept))):
-            if block in self._kept:
-                del self._kept[block]
-                self._discard(block)
+        """The free block that was unused longest loses its content. What follows it has owners, or is gone already."""
+        block = next(iter(self._kept))
+        del self._kept[block]
+        self._prefixes.remove(block)
+        self._discard(block)
 
     def _discard(self, block: int) -> None:
         """A block that nobody owns and nobody can find: the one way back to the blank ones."""

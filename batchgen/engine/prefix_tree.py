@@ -62,15 +62,22 @@ class PrefixTree:
                 child = node.children[key] = self._nodes[table[i]] = _Node(node, key, table[i])
             node = child
 
-    def remove(self, block: int) -> list[int]:
-        """Forget `block` and all that follow it, for nothing leads to them any more; returns those blocks."""
+    def path(self, block: int) -> list[int]:
+        """`block`, the block that it follows, and so on up to the first."""
+        found: list[int] = []
+        node: _Node | None = self._nodes[block]
+        while node is not None and node is not self._root:
+            found.append(node.block)
+            node = node.parent
+        return found
+
+    def remove(self, block: int) -> None:
+        """Forget `block` and all that follow it, for nothing leads to them any more."""
         top = self._nodes[block]
         assert top.parent is not None, "the root has no block"
         del top.parent.children[top.key]
-        removed = [node.block for node in _below(top)]
-        for gone in removed:
-            del self._nodes[gone]
-        return removed
+        for node in _below(top):
+            del self._nodes[node.block]
 
     def check_integrity(self) -> None:
         """Raise EngineError unless the tree leads to each of its blocks once, by a full block's tokens."""

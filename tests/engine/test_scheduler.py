@@ -80,7 +80,7 @@ class Harness:
             assert chunk.samples == (chunk.stop == sequence.num_tokens)
             assert chunk.stop <= len(sequence.block_table) * self.block_size
         prefills = [not 0 < chunk.start == chunk.sequence.num_tokens - 1 for chunk in chunks]
-        assert prefills == sorted(prefills), "decodes first"
+        assert prefills == sorted(prefills) or self.cache_blocks, "decodes first"
         assert all(chunk.samples for chunk in chunks[:-1]), "only the last is cut"
         for sequence in waiting:
             assert (sequence.block_table, sequence.num_computed) == ([], 0)
@@ -100,6 +100,20 @@ def test_every_budget_and_pool_finishes_everything(max_num_seqs: int) -> None:
             harness = Harness(SIZES, max_num_seqs, budget, num_blocks, block_size)
             harness.run()
             preemptions += harness.scheduler.num_preemptions
+            assert harness.scheduler.num_cached_tokens == 0
+    assert (preemptions > 0) == (max_num_seqs > 1), "the small pools must force preemption"
+
+
+@pytest.mark.parametrize("max_num_seqs", range(1, 10))
+def test_every_budget_pool_and_cache_finishes_everything(max_num_seqs: int) -> None:
+    """All tokens are the same here, so whatever is full is shared with everyone."""
+    preemptions = 0
+    for budget in range(1, 41):
+        for block_size, num_blocks, cache_blocks in ((1, 10, 10), (1, 14, 1), (2, 5, 2), (3, 7, 1), (4, 100, 25)):
+            harness = Harness(SIZES, max_num_seqs, budget, num_blocks, block_size, cache_blocks)
+            harness.run()
+            preemptions += harness.scheduler.num_preemptions
+            assert harness.scheduler.num_cached_tokens > 0
     assert (preemptions > 0) == (max_num_seqs > 1), "the small pools must force preemption"
 
 
@@ -151,6 +165,52 @@ def test_the_latest_is_preempted_and_recomputes_prompt_and_output_in_one_prefill
 def test_a_newcomer_leaves_a_free_block_for_each_that_runs() -> None:
     assert len(Harness([(2, 5), (3, 5)], 2, 10, num_blocks=6).step()) == 2
     assert len(Harness([(2, 6), (4, 1)], 2, 10, num_blocks=6).step()) == 1
+
+
+def test_samples_of_one_prompt_that_arrive_together_compute_it_once() -> None:
+    harness = Harness([(10, 2)] * 3, max_num_seqs=3, budget=100, num_blocks=100, block_size=4, cache_blocks=1)
+    assert harness.step() == [(0, 0, 10), (1, 8, 10), (2, 8, 10)]
+    assert harness.scheduler.num_cached_tokens == 16
+    tables = [sequence.block_table for sequence in harness.scheduler.running]
+    assert tables[0][:2] == tables[1][:2] == tables[2][:2]
+    assert len({table[2] for table in tables}) == 3
+    assert harness.step() == [(0, 10, 11), (1, 10, 11), (2, 10, 11)]
+
+
+def test_a_prompt_that_is_cached_whole_computes_its_last_block_again() -> None:
+    harness = Harness([(8, 1)] * 2, max_num_seqs=1, budget=100, num_blocks=100, block_size=4, cache_blocks=9)
+    assert harness.step() == [(0, 0, 8)]
+    assert harness.step() == [(1, 4, 8)]
+
+
+def test_a_chunk_shares_no_more_than_it_has_completed() -> None:
+    harness = Harness([(10, 2), (10, 2)], max_num_seqs=2, budget=7, num_blocks=100, block_size=4, cache_blocks=1)
+    assert harness.step() == [(0, 0, 7)]
+    assert harness.step() == [(0, 7, 10), (1, 8, 10)]
+
+
+def test_outputs_are_shared_like_prompts() -> None:
+    harness = Harness([(3, 6), (12, 1)], max_num_seqs=1, budget=100, num_blocks=100, block_size=4, cache_blocks=9)
+    while harness.finished != [0]:
+        harness.step()
+    assert harness.step() == [(1, 8, 12)], "the output's last token was drawn and never computed"
+
+
+def test_the_preempted_find_their_own_blocks_again() -> None:
+    harness = Harness([(1, 9), (9, 2)], max_num_seqs=2, budget=100, num_blocks=15, block_size=1, cache_blocks=15)
+    assert harness.step() == [(0, 0, 1), (1, 1, 9)]
+    harness.scheduler._preempt()
+    assert harness.step() == [(0, 1, 2), (1, 9, 10)]
+    harness.run()
+
+
+def test_a_newcomer_needs_room_only_for_what_it_does_not_share() -> None:
+    def steps(second: int) -> int:
+        sizes = [(6, 4), (second, 1)]
+        return len(Harness(sizes, 2, budget=20, num_blocks=8, cache_blocks=8).step())
+
+    assert steps(second=7) == 2, "6 blocks of the first, 1 of the second, 1 left for the first to grow"
+    assert steps(second=8) == 1
 
 
 def test_release_frees_every_block() -> None:
