@@ -51,7 +51,7 @@ def _scan_entry(
         message = f"{taken[0]!r} is the name of an output column"
         raise InputError(message, where=f"{where}.passthrough", hint="rename it in the input, or leave it out")
     left = entry.limit
-    for path, label in _expand(entry.path, base_dir, where):
+    for path, label in input_files(entry.path, base_dir, where):
         seen = stamp(path)
         with open_parquet(path) as parquet:
             schema, count = parquet.schema_arrow, parquet.metadata.num_rows
@@ -59,15 +59,15 @@ def _scan_entry(
         rows = select_rows(path, schema.names, entry.where, f"{where}.where") if entry.where else None
         count = min(count if rows is None else len(rows), count if left is None else left)
         rows = None if rows is None else rows[:count].copy()
-        yield InputFile(path, label, _sha256(path), seen, entry.columns, entry.passthrough, count, rows), schema
+        yield InputFile(path, label, file_sha256(path), seen, entry.columns, entry.passthrough, count, rows), schema
         if left is not None:
             left -= count
             if not left:
                 return
 
 
-def _expand(pattern: str, base_dir: Path, where: str) -> list[tuple[Path, str]]:
-    """(path, label) of each file that `pattern` names; the label is the path below the pattern's fixed part."""
+def input_files(pattern: str, base_dir: Path, where: str) -> list[tuple[Path, str]]:
+    """(path, label) of each file that `pattern` names, in order; the label is the path below the pattern's fixed part."""
     whole = base_dir / pattern
     if not has_magic(pattern) or whole.exists():
         return [(_checked(whole), whole.name)]
@@ -94,7 +94,8 @@ def _checked(path: Path) -> Path:
     return path
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Hex, of the bytes of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,7 +1,7 @@
 """A run as a ledger: everything that is needed to make its rows again, from its folder and its model alone."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,8 @@ from batchgen.io.canonical import columns_json
 from batchgen.io.hashing import params_hash
 from batchgen.io.manifest import FILE_NAME, Manifest, ShardRecord, part_name, read_manifest
 from batchgen.io.schema import output_schema
-from batchgen.io.shard_check import check_shard, expected_ids
+from batchgen.io.shard_check import check_shard
+from batchgen.io.shard_faults import expected_ids
 from batchgen.loader import LoadedModel, Progress, bad_words_token_ids, limits_json, load_model
 from batchgen.models.packed import PackedWeights
 from batchgen.records import Request, SamplingParams
@@ -99,14 +100,17 @@ class Ledger:
         return list(zip(rows["row_key"].to_pylist(), rows["sample_index"].to_pylist(), strict=True))
 
     def request(self, row: Mapping[str, Any]) -> Request:
-        """The request whose answer `row` is, a row of `table` with prompt ids. Its seed is derived, never read."""
+        """The request whose answer `row` is, a row of `table` with prompt ids."""
         return self.ask(row["row_key"], row["sample_index"], row["prompt_token_ids"])
 
-    def ask(self, row_key: str, sample_index: int, prompt_token_ids: tuple[int, ...] | list[int]) -> Request:
+    def ask(self, row_key: str, sample_index: int, prompt_token_ids: Sequence[int]) -> Request:
         """The request for a sample of this job."""
-        seed = sample_seed(self.spec.seed, row_key, sample_index)
-        ids = tuple(prompt_token_ids)
+        seed, ids = self.seed(row_key, sample_index), tuple(prompt_token_ids)
         return Request(row_key, sample_index, seed, ids, self.params, self.bad_words_token_ids)
+
+    def seed(self, row_key: str, sample_index: int) -> int:
+        """Derived anew: a seed that is stored may have been chosen for what it draws."""
+        return sample_seed(self.spec.seed, row_key, sample_index)
 
 
 _OF_THE_JOB = {"job_fingerprint", "inputs_digest", "params_hash", "limits"}

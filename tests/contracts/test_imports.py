@@ -56,7 +56,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # Files that belong to the unit of another name.
-UNIT_OF = {"strict_yaml": "spec", "validation": "spec", "_cpu": "kernels", "verify.shard_check": "verify.integrity"}
+UNIT_OF = {"strict_yaml": "spec", "validation": "spec", "_cpu": "kernels", "verify.shard_check": "verify.integrity"} | {
+    f"verify.{part}": "verify.diff" for part in ("alignment", "causes", "diff_file", "row_pairs", "sorting")
+}
+UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", "mismatch")}
 
 HOME: dict[str, set[str]] = {
     "click": {"cli"},

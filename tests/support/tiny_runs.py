@@ -56,7 +56,7 @@ version: 1
 name: greedy
 model: {path: model, max_model_len: 220}
 numerics: portable/1
-inputs: [{path: in.parquet, columns: {messages: messages}, passthrough: [label]}]
+inputs: [{path: in.parquet, columns: {messages: messages}}]
 row_key: {column: id}
 sampling: {temperature: 0, max_tokens: 10, ignore_eos: true}
 """

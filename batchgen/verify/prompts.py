@@ -1,0 +1,111 @@
+"""Where the prompts of a replay come from: the rows themselves, or the job's input once more."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from batchgen.errors import InputError, RowError
+from batchgen.io.canonical import columns_json
+from batchgen.io.inputs import file_sha256, input_files, scan_inputs
+from batchgen.io.manifest import ShardRecord
+from batchgen.io.reader import InputRow, Inputs, read_passthrough, read_rows
+from batchgen.io.schema import OUTPUT_COLUMNS, output_schema
+from batchgen.loader import prompt_builder
+from batchgen.verify.ledger import Ledger
+
+
+class Prompt(NamedTuple):
+    """Of one sample: token ids, or why there are none."""
+
+    row_key: str
+    ids: tuple[int, ...] | RowError
+
+
+class Prompts(Protocol):
+    """Gives the prompts of chosen samples, and their passthrough columns."""
+
+    def known(self, stored: pa.Table, positions: Sequence[int]) -> list[int]:
+        """Those of `positions` in a shard's table `stored` whose prompt, or why there is none, can be told."""
+
+    def of(self, shard: ShardRecord, stored: pa.Table, positions: Sequence[int]) -> tuple[list[Prompt], pa.Table]:
+        """(prompts, passthrough) of the samples at `positions`, which ascend and are known; a row for each."""
+
+
+class StoredPrompts:
+    """The ids that the rows hold. Why a prompt could not be made is not known from them."""
+
+    def known(self, stored: pa.Table, positions: Sequence[int]) -> list[int]:
+        """See Prompts."""
+        is_there = stored["prompt_token_ids"].is_valid().to_pylist()
+        return [position for position in positions if is_there[position]]
+
+    def of(self, shard: ShardRecord, stored: pa.Table, positions: Sequence[int]) -> tuple[list[Prompt], pa.Table]:
+        """See Prompts."""
+        chosen = stored.take(pa.array(positions, pa.int64()))
+        rows = chosen.select(["row_key", "prompt_token_ids"]).to_pylist()
+        names = [name for name in stored.column_names if name not in OUTPUT_COLUMNS]
+        return [Prompt(row["row_key"], tuple(row["prompt_token_ids"])) for row in rows], chosen.select(names)
+
+
+class InputPrompts:
+    """Prompts, keys and passthrough columns from the job's input, built as the run built them."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Raise InputError for input that is gone or has changed since, or what reading and templates raise."""
+        self._n = ledger.manifest.plan.n
+        _check_files(ledger)
+        self._inputs = _scan(ledger)
+        self._build = prompt_builder(ledger.spec, ledger.model).build
+
+    def known(self, stored: pa.Table, positions: Sequence[int]) -> list[int]:
+        """See Prompts."""
+        return list(positions)
+
+    def of(self, shard: ShardRecord, stored: pa.Table, positions: Sequence[int]) -> tuple[list[Prompt], pa.Table]:
+        """See Prompts."""
+        rows = [position // self._n for position in positions]
+        wanted, made = set(rows), {}
+        for offset, row in enumerate(read_rows(self._inputs, shard.start, shard.start + rows[-1] + 1)):
+            if offset in wanted:
+                made[offset] = Prompt(row.row_key, self._ids(row))
+        passthrough = read_passthrough(self._inputs, shard.start, shard.stop)
+        if passthrough.num_columns:
+            passthrough = passthrough.take(pa.array(rows, pa.int64()))
+        return [made[row] for row in rows], passthrough
+
+    def _ids(self, row: InputRow) -> tuple[int, ...] | RowError:
+        try:
+            return tuple(self._build(row))
+        except RowError as error:
+            return error
+
+
+def _check_files(ledger: Ledger) -> None:
+    """Raise InputError for a file that is gone or holds other bytes, before anything is read from it."""
+    then = {(record.path, record.sha256) for record in ledger.manifest.inputs}
+    known = dict(then)
+    for index, entry in enumerate(ledger.spec.inputs):
+        try:
+            files = input_files(entry.path, ledger.job_dir, f"inputs[{index}]")
+        except InputError as error:
+            hint = (
+                f"the job names it {entry.path!r}, seen from {ledger.job_dir.resolve()}; --job-dir names another folder"
+            )
+            raise InputError(f"the input is gone: {error.message}", where=error.where, hint=hint) from None
+        for path, label in files:
+            if label in known and (label, now := file_sha256(path)) not in then:
+                message = f"has changed since the run: SHA-256 {now} now, {known[label]} then"
+                raise InputError(message, where=str(path), hint="without --from-input the rows are enough")
+
+
+def _scan(ledger: Ledger) -> Inputs:
+    inputs = scan_inputs(ledger.spec, ledger.job_dir)
+    names = {file.label for file in inputs.files} ^ {record.path for record in ledger.manifest.inputs}
+    if inputs.digest != ledger.manifest.fingerprint.get("inputs_digest"):
+        what = f"other files: {', '.join(sorted(names))}" if names else "other rows of its files"
+        raise InputError(f"the job now takes {what}", where=str(ledger.job_dir), hint="put the input back as it was")
+    schema = output_schema(inputs.passthrough, logprobs=ledger.params.logprobs, metadata={})
+    if columns_json(schema) != [list(column) for column in ledger.manifest.columns]:
+        raise InputError("the passthrough columns are not those of the run", where=str(ledger.job_dir))
+    return inputs
