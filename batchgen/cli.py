@@ -22,9 +22,11 @@ from batchgen.loader import load_job, load_model, naming, prompt_builder
 from batchgen.preflight import preflight
 from batchgen.progress import display
 from batchgen.spec import JobSpec, job_schema, load_spec
+from batchgen.terminal.diff import print_diff
 from batchgen.terminal.job import print_preflight, print_report
 from batchgen.terminal.rows import print_rows
 from batchgen.terminal.verdict import print_verdict
+from batchgen.verify.diff import diff_runs
 from batchgen.verify.integrity import verify_run
 
 EXAMPLES = """\b
@@ -33,6 +35,7 @@ Examples:
   batchgen run jobs/quickstart.yaml       make the rows, or go on where it stopped
   batchgen show runs/quickstart           look at a few of them
   batchgen verify runs/quickstart         recompute every hash from the files
+  batchgen diff runs/a runs/b             which rows differ, and why
 
 \b
 Exit codes:
@@ -161,6 +164,26 @@ def verify(run: Path, as_json: bool) -> None:
     else:
         print_verdict(run, verdict)
     leave(EXIT_OK if verdict.ok else VerifyError.exit_code)
+
+
+@cli.command()
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="How many examples.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="All rows that differ, as Parquet.")
+@AS_JSON
+def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
+    """Say in which rows runs A and B differ, and why.
+
+    Rows are paired by row key and sample, and compared bit for bit; the causes are those that the two manifests can
+    prove. Needs the two folders alone, and checks every hash. Exits with 8 if anything differs.
+    """
+    found = diff_runs(a, b, examples=limit, out=out)
+    if as_json:
+        emit({"identical": found.identical, **asdict(found)})
+    else:
+        print_diff(found)
+    leave(EXIT_OK if found.identical else VerifyError.exit_code)
 
 
 @cli.command()

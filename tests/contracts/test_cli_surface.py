@@ -5,6 +5,7 @@ import click
 from batchgen.cli import cli
 
 SURFACE = {
+    "diff": ["A", "B", "--limit", "--out", "--json"],
     "plan": ["JOB", "--json"],
     "run": ["JOB", "--out", "--max-num-seqs", "--max-num-batched-tokens", "--threads", "--json"],
     "schema": ["[job|rows|manifest]"],
