@@ -25,7 +25,7 @@ def engine(model: LoadedModel) -> Engine:
 
 @pytest.fixture(scope="session")
 def alone(engine: Engine) -> dict[str, str]:
-    return generate(with_limits(engine, max_num_seqs=1), requests())
+    return generate(with_limits(engine, max_num_seqs=1, prefix_cache_blocks=0), requests())
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """The axes again on profile native-amx/1, whose linears take a path of their own."""
 
+from typing import Any
+
 import pytest
 from support.model_cases import assert_same, generate, long_requests, make_engine, requests
 
@@ -10,7 +12,7 @@ from batchgen.loader import LoadedModel
 pytestmark = pytest.mark.skipif(not library().has_amx(), reason="this processor has no AMX")
 
 
-def native(model: LoadedModel, **how: int) -> Engine:
+def native(model: LoadedModel, **how: Any) -> Engine:
     return make_engine(model, numerics="native-amx/1", **how)
 
 

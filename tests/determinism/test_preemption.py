@@ -90,7 +90,7 @@ def test_again_while_it_is_computed_again(engine: Engine, undisturbed: dict[str,
             assert forced.hits == width + sum(forced.widths[step + later : step + later + 1])
     answers, forced = preempted(engine, dict.fromkeys(range(0, 1000, 3), 1))
     assert_same(answers, undisturbed, "all but the earliest at every third step")
-    assert forced.hits > 20
+    assert forced.hits > 8
 
 
 def test_counter_a_wrong_recomputation_is_caught(

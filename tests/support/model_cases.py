@@ -1,15 +1,16 @@
 """A tiny real model, requests that use every sampling feature, and completions as comparable bytes."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from support.jobs import job_spec
-from support.tiny_models import write_tiny
+from support.tiny_models import tiny_config, tiny_weights, write_tiny, write_weights
 
 from batchgen.engine.batch import Runner
 from batchgen.engine.engine import Engine
@@ -103,6 +104,15 @@ def load_tiny(folder: Path, family: str = "llama", **config: Any) -> LoadedModel
     return load_model(spec, folder, lambda done, total: None)
 
 
+def load_edited(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> LoadedModel:
+    """The tiny Llama with some of its weights, under their Hugging Face names, changed by `edit`."""
+    model = load_tiny(folder)
+    weights = tiny_weights(tiny_config("llama"))
+    edit(weights)
+    write_weights(model.path, weights)
+    return model
+
+
 def make_engine(
     model: LoadedModel,
     *,
@@ -128,16 +138,16 @@ def make_engine(
 def with_limits(engine: Engine, **limits: int) -> Engine:
     """An engine over the same runner and its cache, with other Limits. The two may run in turns, never at once."""
     return Engine(
-        engine._runner, engine._detokenizer, engine.model, replace(engine.limits, **limits), engine.fingerprint
+        engine.runner, engine._detokenizer, engine.model, replace(engine.limits, **limits), engine.fingerprint
     )
 
 
 def generate(engine: Engine, wanted: Iterable[Request]) -> dict[str, str]:
     """What became of each request, with every float as its bits."""
     wanted = list(wanted)
-    if _last_engine.get(engine._runner) is not engine:  # another one may have written over what this one remembers
+    if _last_engine.get(engine.runner) is not engine:  # another one may have written over what this one remembers
         engine.blocks.forget()
-        _last_engine[engine._runner] = engine
+        _last_engine[engine.runner] = engine
     done = {completion.row_key: as_bits(completion) for completion in engine.generate(wanted)}
     assert done.keys() == {request.row_key for request in wanted}
     return done
