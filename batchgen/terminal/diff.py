@@ -31,13 +31,12 @@ LABELS = {
     "not_made_in_b": "not made yet in B",
 }
 
-_SHORT = 40  # characters of a value, or of a text, that is cut
-_BEFORE = 12  # of these in front of the first that differs
+_VALUE, _TEXT = 40, 60  # characters that are shown of a long one
 
 
 def print_diff(diff: Diff) -> None:
     """The two runs, a line for each kind of difference, where answers part, and examples."""
-    OUT.print(facts([("A", side(diff.a)), ("B", side(diff.b))]))
+    OUT.print(facts([("A", diff.a.path), ("", side(diff.a)), ("B", diff.b.path), ("", side(diff.b))]))
     if diff.by_roots:
         OUT.print(plain(f"identical by their roots, {count(diff.rows, 'row')}; `batchgen verify` checks the files"))
         return
@@ -63,10 +62,10 @@ def print_diff(diff: Diff) -> None:
 
 
 def side(run: Side) -> str:
-    """runs/a, 120 rows, root db43008dda61…"""
+    """120 rows, and the root on a line of its own; or how far it is"""
     if run.finished:
-        return f"{run.path}, {count(run.rows, 'row')}, root {run.root}"
-    return f"{run.path}, unfinished: {number(run.rows)} of {count(run.samples, 'row')}"
+        return f"{count(run.rows, 'row')}\nroot {run.root}"
+    return f"unfinished: {number(run.rows)} of {count(run.samples, 'row')}"
 
 
 def categories(diff: Diff) -> Table:
@@ -95,11 +94,10 @@ def reasons(category: Category, diff: Diff) -> list[Text]:
     lines = [plain(line) for line in cause(category, diff)]
     if category.cause.verdict == "unexplained":
         lines[0].stylize("red")
-    for counts in (category.evidence, category.answers):
-        if counts and list(counts.values()) != [category.rows]:
-            lines.append(plain(", ".join(f"{number(rows)} {name}" for name, rows in counts.items()), "dim"))
-        elif counts:
-            lines.append(plain(f"all {next(iter(counts))}", "dim"))
+    for title, counts in (("", category.evidence), ("answers: ", category.answers)):
+        each = [name if rows == category.rows else f"{number(rows)} {name}" for name, rows in counts.items()]
+        if each:
+            lines.append(plain(title + ", ".join(each), "dim"))
     return lines
 
 
@@ -119,7 +117,8 @@ def cause(category: Category, diff: Diff) -> list[str]:
         case "unfinished":
             late = [(name, run) for name, run in (("A", diff.a), ("B", diff.b)) if not run.finished]
             return [f"{name} is unfinished: {number(run.rows)} of {count(run.samples, 'row')}" for name, run in late]
-    if category.kind not in ("diverged", "logprobs"):
+    bits = category.kind in ("diverged", "logprobs") or any("non_finite_logits" in name for name in category.evidence)
+    if diff.differences or not bits:
         return ["unexplained: nothing that differs between the manifests can act on these rows"]
     key = next((row["row_key"] for row in diff.examples if row["kind"] == category.kind), "KEY")
     command = f"batchgen explain {quote(diff.a.path)} {quote(key)} --against {quote(diff.b.path)}"
@@ -132,22 +131,23 @@ def difference(found: Difference) -> str:
         value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in (found.a, found.b)
     )
     left, right = ("none" if found.a is None else left), ("none" if found.b is None else right)
-    left, right = excerpts(left, right)
+    left, right = excerpts(left, right, _VALUE)
     return f"{found.key}: {left} in A, {right} in B"
 
 
-def excerpts(a: str, b: str) -> tuple[str, str]:
-    """Two texts cut to the characters around the first that differs; line ends are shown as \\n."""
+def excerpts(a: str, b: str, size: int) -> tuple[str, str]:
+    """Two texts cut to `size` characters around the first that differs; line ends are shown as \\n."""
     a, b = (text.replace("\n", "\\n") for text in (a, b))
-    if max(len(a), len(b)) <= _SHORT:
+    if max(len(a), len(b)) <= size:
         return a, b
     parted = next((at for at, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
-    start = max(0, parted - _BEFORE) if parted > _SHORT // 2 else 0
-    left, right = (
-        ("…" if start else "") + text[start : start + _SHORT] + ("…" if len(text) > start + _SHORT else "")
-        for text in (a, b)
-    )
-    return left, right
+    start = max(0, parted - size // 3) if a != b else 0
+    return cut(a, start, size), cut(b, start, size)
+
+
+def cut(text: str, start: int, size: int) -> str:
+    """`size` characters from `start` on, with a mark where there are more."""
+    return ("…" if start else "") + text[start : start + size] + ("…" if len(text) > start + size else "")
 
 
 def spread(found: Spread) -> RenderableType:
@@ -176,17 +176,13 @@ def example(row: Mapping[str, Any]) -> RenderableType:
     elif row["detail"]:
         label += f": {row['detail']}"
     title = Text.assemble(plain(row["row_key"], "bold"), f" · sample {row['sample_index']} · ", plain(label))
-    texts: list[str | None] = [row["text_a"], row["text_b"]]
-    if texts[0] is not None and texts[1] is not None:
-        texts = list(excerpts(texts[0], texts[1]))
     pairs: list[tuple[str, object]] = []
     for letter in "ab":
         shown = tokens(row["around"], letter) if row["around"] else None
         if shown and row[f"logprob_{letter}"] is not None:
             shown.append(f"   logprob {logprob(row[f'logprob_{letter}'])}", "dim")
         pairs.append((f"tokens {letter.upper()}", shown))
-    for letter, text in zip("AB", texts, strict=True):
-        pairs.append((f"text {letter}", plain(text) if text else None if text is None else Text("(empty)", "dim")))
+    pairs += texts(row["text_a"], row["text_b"])
     return Group(Rule(title, align="left", style="dim"), facts(pairs))
 
 
@@ -205,3 +201,22 @@ def tokens(around: Mapping[str, Any], letter: str) -> Text:
 def logprob(value: float) -> str:
     """-0.1000000 be800000: as a number, and its float32 bits in hex"""
     return f"{value:.7f} {struct.pack('>f', value).hex()}"
+
+
+def texts(a: str | None, b: str | None) -> list[tuple[str, Text]]:
+    """Both answers, or the one there is."""
+    if a is not None and a == b:
+        return [("text", answer(excerpts(a, a, _TEXT)[0]))]
+    if a is not None and b is not None:
+        left, right = excerpts(a, b, _TEXT)
+        return [("text A", answer(left)), ("text B", answer(right))]
+    return [
+        (name, answer(excerpts(text, text, _TEXT)[0]))
+        for name, text in (("text A", a), ("text B", b))
+        if text is not None
+    ]
+
+
+def answer(text: str) -> Text:
+    """It may be of no character."""
+    return plain(text) if text else Text("(empty)", "dim")

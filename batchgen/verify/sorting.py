@@ -104,7 +104,7 @@ def sort_pairs(a: RunRows, b: RunRows, pairs: NDArray[np.int64]) -> Sorted:
     failed = compared.failed_a | compared.failed_b
     for kind in ("prompt", "parameters"):
         here = kinds == kind
-        answers[kind, "an error"] += int((here & failed).sum())
+        answers[kind, "error"] += int((here & failed).sum())
         answers[kind, "same tokens"] += int((here & ~failed & (compared.tokens < 0)).sum())
         answers[kind, "other tokens"] += int((here & ~failed & (compared.tokens >= 0)).sum())
     table = _table(left, kinds, details, position, (left, right))
