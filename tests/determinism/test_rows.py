@@ -20,7 +20,7 @@ from batchgen.kernels.packing import pack
 
 ROWS = 300
 H, HQ, HK, D = 128, 4, 2, 32
-WIDE = 512  # a norm is rounded to bfloat16, so only many elements show a change of its float32 sum
+WIDE = 1024  # a norm is rounded to bfloat16, so only many elements show a change of its float32 sum
 BLOCKS = 3  # of each sequence's table
 
 Rows = slice
