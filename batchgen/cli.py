@@ -6,14 +6,16 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
+from fractions import Fraction
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import click
 
+from batchgen import report as report_page
 from batchgen import terminal
-from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, BatchgenError, Interrupted, ModelError, VerifyError
+from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, BatchgenError, Interrupted, ModelError, SpecError, VerifyError
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.first_rows import first_rows
 from batchgen.io.manifest import Manifest, manifest_schema, read_manifest
@@ -26,6 +28,7 @@ from batchgen.terminal.diff import print_diff
 from batchgen.terminal.job import print_preflight, print_report
 from batchgen.terminal.rows import print_rows
 from batchgen.terminal.verdict import print_verdict
+from batchgen.verify.choice import all_rows, drawn_rows, named_rows, parse_size
 from batchgen.verify.diff import diff_runs
 from batchgen.verify.integrity import verify_run
 
@@ -34,7 +37,9 @@ Examples:
   batchgen plan jobs/quickstart.yaml      read all input, compute nothing
   batchgen run jobs/quickstart.yaml       make the rows, or go on where it stopped
   batchgen show runs/quickstart           look at a few of them
+  batchgen report runs/quickstart         all of it on one page, report.html
   batchgen verify runs/quickstart         recompute every hash from the files
+  batchgen replay runs/quickstart         make some rows again, and compare every bit
   batchgen diff runs/a runs/b             which rows differ, and why
 
 \b
@@ -48,6 +53,7 @@ SCHEMAS = {"job": job_schema, "rows": rows_schema, "manifest": manifest_schema}
 JOB = click.argument("job", type=click.Path(path_type=Path))
 RUN = click.argument("run", type=click.Path(path_type=Path))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; all else goes to stderr.")
+ANOTHER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
 
 
@@ -57,6 +63,26 @@ def count(option: str, *, help: str) -> Callable[[Any], Any]:
     return click.option(
         option, type=click.IntRange(min=1), metavar="N", default=default, show_default=default is not None, help=help
     )
+
+
+def share(text: str | float) -> float:
+    """A part of a whole, as an option: 0.005 or 0.5%."""
+    digits = str(text)
+    try:
+        part = Fraction(digits.removesuffix("%")) / (100 if digits.endswith("%") else 1)
+    except (ValueError, ZeroDivisionError):
+        raise click.BadParameter(f"{digits!r} is not a share, such as 0.005 or 0.5%") from None
+    if not 0 <= part <= 1:
+        raise click.BadParameter(f"{digits} is not from 0 to 1")
+    return float(part)
+
+
+def draw_size(text: str) -> int | Fraction:
+    """How many rows are drawn, as an option: 20 or 5%."""
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a count, such as 20, nor a part, such as 5%") from None
 
 
 class Command(click.Command):
@@ -103,9 +129,23 @@ def cli() -> None:
 @count("--max-num-seqs", help="Samples that are worked on at once.")
 @count("--max-num-batched-tokens", help="Tokens that are computed in one step.")
 @count("--threads", help="Threads that compute; by default one a core.")
+@click.option(
+    "--probe",
+    type=share,
+    metavar="SHARE",
+    default=DEFAULTS["probe"],
+    show_default=True,
+    help="Samples that are made twice and compared bit for bit, such as 2%; at least two, unless it is 0.",
+)
 @AS_JSON
 def run(
-    job: Path, out: Path | None, max_num_seqs: int, max_num_batched_tokens: int, threads: int | None, as_json: bool
+    job: Path,
+    out: Path | None,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    threads: int | None,
+    probe: float,
+    as_json: bool,
 ) -> None:
     """Make every row of JOB that is missing.
 
@@ -119,6 +159,7 @@ def run(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         threads=threads,
+        probe=probe,
     )
     with display(terminal.ERR) as shown:
         report = run_job(job, config, on_fetch=shown.fetched, on_progress=shown.made)
@@ -169,7 +210,9 @@ def verify(run: Path, as_json: bool) -> None:
 @cli.command()
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="How many examples.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="How many examples."
+)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="All rows that differ, as Parquet.")
 @AS_JSON
 def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
@@ -184,6 +227,96 @@ def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
     else:
         print_diff(found)
     leave(EXIT_OK if found.identical else VerifyError.exit_code)
+
+
+@cli.command()
+@RUN
+@click.option("--sample", type=draw_size, metavar="SIZE", help="Draw that many, 20 or 5%.  [default: 1%, 16 at least]")
+@click.option("--rows", "keys", multiple=True, metavar="KEY", help="The samples of this row; may be given repeatedly.")
+@click.option("--sample-index", type=click.IntRange(min=0), metavar="I", help="With --rows: only the sample I of each.")
+@click.option("--all", "everything", is_flag=True, help="All samples.")
+@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Another draw, and another order.")
+@click.option("--from-input", is_flag=True, help="Build the prompts again too, from the input of the job.")
+@click.option("--max-num-seqs", **ANOTHER, help="Samples that are worked on at once.  [default: not as recorded]")
+@click.option("--max-num-batched-tokens", **ANOTHER, help="Tokens of a step.  [default: not as recorded]")
+@click.option("--threads", **ANOTHER, help="Threads that compute; by default one a core.")
+@click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share beginnings.  [default: not as recorded]")
+@click.option(
+    "--job-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where paths of the job begin, if moved."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="Bad rows to show."
+)
+@AS_JSON
+def replay(
+    run: Path,
+    sample: int | Fraction | None,
+    keys: tuple[str, ...],
+    sample_index: int | None,
+    everything: bool,
+    seed: int,
+    from_input: bool,
+    job_dir: Path | None,
+    limit: int,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Make rows of RUN again and compare every bit.
+
+    Needs the run and its model. By default the rows are a draw, and made with other limits, in another order and with
+    the prefix cache the other way round: none of it may matter. Of a row that differs it says where, and for a token
+    what the sampler compared. Exits with 8 if a row differs.
+    """
+    if (sample is not None) + bool(keys) + everything > 1 or (sample_index is not None and not keys):
+        raise click.UsageError("one of --sample, --rows and --all; --sample-index goes with --rows")
+    from batchgen.terminal.replay import print_configs, print_replay  # loads torch
+    from batchgen.verify.ledger import Ledger
+    from batchgen.verify.prompts import InputPrompts, StoredPrompts
+    from batchgen.verify.replay import check_files, other_config, replay_rows
+
+    with display(terminal.ERR) as shown:
+        ledger = Ledger.open(run, shown.fetched, job_dir)
+        check_files(run)
+        manifest, rows = ledger.manifest, drawn_rows(ledger.manifest, sample, seed)
+        if everything:
+            rows = all_rows(manifest, seed)
+        elif keys:
+            rows = named_rows(ledger, keys, sample_index, seed)
+        prompts = InputPrompts(ledger) if from_input else StoredPrompts()
+        config = other_config(run, manifest.run_config, **chosen)
+        engine = ledger.start_engine(config)
+    if not as_json:
+        print_configs(manifest, config, engine.about)
+    with display(terminal.ERR) as shown:
+        found = replay_rows(ledger, engine, rows, prompts, limit, shown.made)
+    exit_code = VerifyError.exit_code if found.bad else Interrupted.exit_code if found.interrupted else EXIT_OK
+    if as_json:
+        how = {"recorded": manifest.run_config, "config": config.recorded(), "engine": engine.about}
+        whole = {"ok": found.ok, "root": manifest.root, "fingerprint": manifest.fingerprint, **how, **asdict(found)}
+        emit(whole | {"exit_code": exit_code})
+    else:
+        print_replay(manifest, found)
+    leave(exit_code)
+
+
+@cli.command()
+@RUN
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The page.  [default: RUN/report.html]")
+@click.option("--against", type=click.Path(path_type=Path), metavar="RUN_B", help="Compare the rows with those of RUN_B.")
+@AS_JSON
+def report(run: Path, out: Path | None, against: Path | None, as_json: bool) -> None:
+    """Draw a picture of RUN: one HTML file.
+
+    Counts, lengths, throughput, how different the samples of a prompt are, probes, slow and failed rows, a few rows to
+    read, and all fingerprints; with --against, what diff finds. The page loads nothing. Hashes are not recomputed: that
+    is what verify does. Prints the name of the page; with --json its numbers.
+    """
+    out = out or run / report_page.FILE_NAME
+    summary = report_page.write_report(run, out, decoder(run, read_manifest(run)), against)
+    if as_json:
+        emit({"out": str(out), **asdict(summary)})
+    else:
+        terminal.print_name(out)
 
 
 @cli.command()
@@ -222,7 +355,7 @@ def decoder(run: Path, manifest: Manifest) -> Callable[[Sequence[int]], str] | N
     try:
         with display(terminal.ERR) as shown:
             return load_model(JobSpec.from_resolved(manifest.spec), job_dir, shown.fetched).tokenizer.decode
-    except ModelError as error:
+    except (ModelError, SpecError) as error:
         terminal.print_note(f"prompts are not shown, for the tokenizer is not at hand: {error.where} {error.message}")
         return None
 

@@ -44,6 +44,11 @@ class Replay:
         return self.exact + self.bad
 
     @property
+    def left(self) -> int:
+        """Chosen rows that an interruption left alone."""
+        return self.chosen - self.compared - self.prompt_errors
+
+    @property
     def ok(self) -> bool:
         return not self.bad and not self.interrupted
 
@@ -68,7 +73,7 @@ def _other(limit: int) -> int:
     return limit * 3 // 4 or 2
 
 
-def replay(
+def replay_rows(
     ledger: Ledger,
     engine: Engine,
     rows: Rows,

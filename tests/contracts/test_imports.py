@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": DATA
     | JOINED
     | {"job", "preflight", "progress", "report", "terminal"}
-    | {"verify.integrity", "verify.diff", "verify.replay", "verify.explain"},
+    | {"verify.integrity", "verify.diff", "verify.ledger", "verify.replay", "verify.explain"},
     "__main__": {"cli"},
 }
 
