@@ -1,6 +1,6 @@
 """Equality of bits, and a count of how often it was asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,22 @@ class Checks:
 
     count: int = 0
 
-    def same(self, found: Sequence[Any], expected: Sequence[Any], what: str, other: str) -> None:
-        """Raise EngineError "`what` gives other bits than `other`" unless all arrays are equal bit for bit."""
+    def same(
+        self,
+        found: Sequence[Any],
+        expected: Sequence[Any],
+        what: str,
+        other: str,
+        culprit: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Raise EngineError "`what` gives other bits than `other`" unless all arrays are equal bit for bit.
+
+        `culprit` is asked after a difference, and may take its time.
+        """
         self.count += 1
         for a, b in zip(found, expected, strict=True):
             if not np.array_equal(as_bits(a), as_bits(b)):
                 raise EngineError(
-                    f"self-test: {what} gives other bits than {other}",
+                    f"self-test: {what} gives other bits than {other}{culprit()}",
                     hint="no row made here could be reproduced; the build or the processor is at fault",
                 )

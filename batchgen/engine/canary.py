@@ -7,6 +7,7 @@ limits, the instruction set and max_model_len cannot be seen in it.
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -17,10 +18,12 @@ from numpy.typing import NDArray
 
 from batchgen import kernels
 from batchgen.engine.bits import Checks, as_bits
+from batchgen.engine.trace import Recorder, first_difference
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.sample_rows import Draws, IdLists, SampleRows
 from batchgen.layers.step import StepTensors
 from batchgen.models.decoder import Cache, Decoder
+from batchgen.models.op_names import op_names
 
 POSITIONS = 64  # that a decoder's rotary table must have room for
 LENGTH = 45  # tokens of the canary: more than a block, and no multiple of any tile
@@ -38,6 +41,9 @@ class Span:
     prompt: int
     start: int
     stop: int
+
+
+Steps = Sequence[Sequence[Span]]
 
 
 def prompt_ids(vocab_size: int, prompt: int) -> list[int]:
@@ -67,15 +73,19 @@ def prove_canary(decoder: Decoder, cache: list[Cache], checks: Checks) -> str:
 
     `cache` has NUM_BLOCKS blocks or more; `decoder` a rotary table of POSITIONS positions or more.
     """
-    whole = _logits(decoder, cache, [[Span(0, 0, LENGTH)]])
+    at_once = [[Span(0, 0, LENGTH)]]
+    whole = _logits(decoder, cache, at_once)
+
+    def same(steps: Steps, how: str, other: str) -> None:
+        found = _logits(decoder, cache, steps)
+        checks.same([found], [whole], how, other, lambda: _culprit(decoder, cache, steps, at_once))
+
     chunks = [[Span(0, a, b)] for a, b in pairwise((0, *CUTS, LENGTH))]
-    how = f"the canary in chunks cut at {', '.join(map(str, CUTS))}"
-    checks.same([_logits(decoder, cache, chunks)], [whole], how, "as a whole")
+    same(chunks, f"the canary in chunks cut at {', '.join(map(str, CUTS))}", "as a whole")
     first = LENGTH - DECODED
     beside = [[Span(1, 0, 7), Span(0, 0, first)]]
     beside += [[Span(1, 7 + i, 8 + i), Span(0, first + i, first + i + 1)] for i in range(DECODED)]
-    how = f"the canary beside another prompt, its last {DECODED} tokens one by one,"
-    checks.same([_logits(decoder, cache, beside)], [whole], how, "alone")
+    same(beside, f"the canary beside another prompt, its last {DECODED} tokens one by one,", "alone")
     digest = hashlib.sha256(as_bits(whole).tobytes())
     for processed in (False, True):
         for array in _draws(whole, checks, processed):
@@ -83,19 +93,34 @@ def prove_canary(decoder: Decoder, cache: list[Cache], checks: Checks) -> str:
     return digest.hexdigest()
 
 
-def _logits(decoder: Decoder, cache: list[Cache], steps: Sequence[Sequence[Span]]) -> torch.Tensor:
+def _logits(decoder: Decoder, cache: list[Cache], steps: Steps, recorder: Recorder | None = None) -> torch.Tensor:
     """Of all the canary's positions, float32 [LENGTH, V], computed in these steps on a cache of NaNs."""
     parts = []
     for keys, values in cache:
         keys.fill_(torch.nan)
         values.fill_(torch.nan)
     for spans in steps:
-        logits, at = decoder.forward(step_of(spans, decoder.config.vocab_size), cache), 0
-        for span in spans:
-            rows = logits[at : at + span.stop - span.start]
-            parts += [rows.clone()] if span.prompt == 0 else []
-            at += len(rows)
+        starts = np.cumsum([0, *(span.stop - span.start for span in spans)])
+        rows = [
+            (int(start) + p - span.start, p)
+            for start, span in zip(starts, spans, strict=False)
+            for p in range(span.start, span.stop)
+            if span.prompt == 0
+        ]
+        with recorder.step(rows, drawn=rows) if recorder else nullcontext():
+            logits = decoder.forward(step_of(spans, decoder.config.vocab_size), cache)
+        parts.append(logits[[row for row, _ in rows]])
     return torch.cat(parts)
+
+
+def _culprit(decoder: Decoder, cache: list[Cache], a: Steps, b: Steps) -> str:
+    """Computes both once more to name the op."""
+    names = op_names(decoder.config)
+    sides = Recorder(names), Recorder(names)
+    for recorder, steps in zip(sides, (a, b), strict=True):
+        _logits(decoder, cache, steps, recorder)
+    place = first_difference(sides[0].trace, sides[1].trace, LENGTH)
+    return f"; {names[place.op]}, at position {place.position}, is the first" if place else ", and does not again"
 
 
 def _draws(logits: torch.Tensor, checks: Checks, processed: bool) -> list[NDArray[Any]]:

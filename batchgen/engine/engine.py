@@ -58,7 +58,7 @@ class Engine:
         self.about: Mapping[str, object] = about or {}
         self.stats = EngineStats()
         self.blocks = BlockManager(limits.num_blocks, BLOCK_SIZE, limits.prefix_cache_blocks)
-        self._runner = runner
+        self.runner = runner
         self._detokenizer = detokenizer
         self._busy = False
         self._check_limits()
@@ -96,7 +96,7 @@ class Engine:
 
     def _run(self, chunks: list[Chunk]) -> list[Sampled]:
         started = perf_counter()
-        sampled = self._runner.step(chunks)
+        sampled = self.runner.step(chunks)
         seconds = perf_counter() - started
         prefill = sum(chunk.length for chunk in chunks if chunk.length > 1 or not chunk.sequence.num_output)
         self.stats.steps += 1

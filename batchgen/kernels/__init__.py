@@ -8,19 +8,57 @@ Shape legend: T tokens of a step, S sequences, H hidden, Hq query heads, Hk key-
 N and K a linear's outputs and inputs, P ceil(N / 32) panels, V vocabulary.
 """
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from numpy.typing import NDArray
 
 from batchgen.errors import EngineError
 from batchgen.kernels import cpu
+from batchgen.kernels.cache_rows import cache_rows
 from batchgen.kernels.packing import PackedWeight
 from batchgen.kernels.sample_rows import Draws, SampleRows
 
-__all__ = ["PackedWeight", "attention", "embedding", "linear", "linear_silu_mul", "rms_norm", "rotary_store", "sample"]
+__all__ = [
+    "PackedWeight",
+    "attention",
+    "embedding",
+    "linear",
+    "linear_silu_mul",
+    "rms_norm",
+    "rotary_store",
+    "sample",
+    "watch",
+]
 
 Tensor: TypeAlias = torch.Tensor
+Outputs: TypeAlias = Mapping[str, Tensor | NDArray[Any]]  # by name; the rows of all are those of the op
+Observer: TypeAlias = Callable[[str, Outputs], None]
+
+_observers: list[Observer] = []
+
+
+@contextmanager
+def watch(observer: Observer) -> Iterator[None]:
+    """While it is open, each op tells `observer` its name and its outputs, which are to be read before it returns.
+
+    They are "out", of `rotary_store` "q" and the "k" and "v" of the same tokens, of `sample` the fields of Draws.
+    """
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def _told(op: str, out: Tensor) -> Tensor:
+    for observer in _observers:
+        observer(op, {"out": out})
+    return out
 
 
 def _on(tensor: Tensor) -> ModuleType:
@@ -40,22 +78,22 @@ def linear(
 
     x bf16 [T, K]; bias float32 [N]; residual, out float32 [T, N] -> float32 [T, N].
     """
-    return _on(x).linear(x, weight, bias, residual, out)  # type: ignore[no-any-return]
+    return _told("linear", _on(x).linear(x, weight, bias, residual, out))
 
 
 def embedding(ids: Tensor, table: PackedWeight) -> Tensor:
     """Rows of the table.  ids int32 [T] -> float32 [T, H]."""
-    return _on(ids).embedding(ids, table)  # type: ignore[no-any-return]
+    return _told("embedding", _on(ids).embedding(ids, table))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight.  x float32 [T, H], weight float32 [H] -> bf16 [T, H]."""
-    return _on(x).rms_norm(x, weight, eps)  # type: ignore[no-any-return]
+    return _told("rms_norm", _on(x).rms_norm(x, weight, eps))
 
 
 def linear_silu_mul(x: Tensor, weight: PackedWeight) -> Tensor:
     """silu(gate) * up, gate above up in the linear's output.  x bf16 [T, K], weight [2 I, K] -> bf16 [T, I]."""
-    return _on(x).linear_silu_mul(x, weight)  # type: ignore[no-any-return]
+    return _told("linear_silu_mul", _on(x).linear_silu_mul(x, weight))
 
 
 def rotary_store(
@@ -72,7 +110,12 @@ def rotary_store(
     place: positions int32 [T], slots int64 [T] (block * 32 + offset); cache: k bf16 [blocks, Hk, D/2, 32, 2] and
     v bf16 [blocks, Hk, 16, D, 2], written in place.  Returns q bf16 [T, Hq, D].
     """
-    return _on(qkv).rotary_store(qkv, norms, eps, rotary, place, cache)  # type: ignore[no-any-return]
+    q: Tensor = _on(qkv).rotary_store(qkv, norms, eps, rotary, place, cache)
+    if _observers:
+        k, v = cache_rows(cache, place[1])
+        for observer in _observers:
+            observer("rotary_store", {"q": q, "k": k, "v": v})
+    return q
 
 
 def attention(
@@ -84,9 +127,12 @@ def attention(
     [S + 1] (the tokens of sequence s are query_start[s] .. query_start[s+1]); positions int32 [T].
     Returns bf16 [T, Hq * D].
     """
-    return _on(q).attention(q, cache, block_tables, query_start, positions)  # type: ignore[no-any-return]
+    return _told("attention", _on(q).attention(q, cache, block_tables, query_start, positions))
 
 
 def sample(logits: Tensor, rows: SampleRows, *, processed_logprobs: bool) -> Draws:
     """Draw one token for each row.  logits float32 [R, V], raw, only read."""
-    return _on(logits).sample(logits, rows, processed_logprobs=processed_logprobs)  # type: ignore[no-any-return]
+    draws: Draws = _on(logits).sample(logits, rows, processed_logprobs=processed_logprobs)
+    for observer in _observers:
+        observer("sample", {field.name: getattr(draws, field.name) for field in fields(draws)})
+    return draws

@@ -7,8 +7,9 @@ from functools import cache
 from itertools import islice
 
 import pytest
+from support.cache_faults import one_token_short, without_the_parent
 from support.engine_cases import BAD_WORDS, PARAMS, make_engine
-from support.fake_runner import EOS, VOCAB_SIZE, FakeRunner
+from support.fake_runner import EOS, FakeRunner
 from support.oracle import expected_completion
 
 from batchgen.engine.batch import Chunk, Sampled
@@ -136,7 +137,7 @@ class Failing(FakeRunner):
 def broken_down(step: int) -> Engine:
     """An engine whose generation was lost in this step, after chunks were registered."""
     engine = make_engine(max_num_seqs=4, budget=9, num_blocks=60, block_size=2, cache_blocks=60)
-    runner = engine._runner
+    runner = engine.runner
     assert isinstance(runner, FakeRunner)
     runner.__class__ = Failing
     runner.fails_at = step  # type: ignore[attr-defined]
@@ -172,27 +173,13 @@ def test_counter_a_cache_that_outlives_a_lost_step_is_caught(
     lose: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BlockManager, "forget", lambda self: None)
-    with pytest.raises(AssertionError, match="never written"):
+
+    def go_on() -> None:
         for at in range(1, 12):
             answer(lose(at), alike(1))
 
-
-def without_the_parent(patch: pytest.MonkeyPatch) -> None:
-    """A block is found by its own tokens, whatever came before them."""
-
-    def find(self: PrefixTree, token_ids: Sequence[int], most: int) -> list[int]:
-        by_key = {node.key: block for block, node in self._nodes.items()}
-        keys = [self._key(token_ids, i) for i in range(most)]
-        return [by_key[key] for i, key in enumerate(keys) if all(k in by_key for k in keys[: i + 1])]
-
-    patch.setattr(PrefixTree, "find", find)
-
-
-def one_token_short(patch: pytest.MonkeyPatch) -> None:
-    """A block is found by all its tokens but the last."""
-    right = PrefixTree._key
-    patch.setattr(PrefixTree, "_key", lambda self, token_ids, i: right(self, token_ids, i)[:-1])
-    patch.setattr(PrefixTree, "check_integrity", lambda self: None)
+    with pytest.raises(AssertionError, match="never written"):
+        go_on()
 
 
 def before_it_is_full(patch: pytest.MonkeyPatch) -> None:

@@ -149,13 +149,17 @@ def test_attention_that_differs_by_chunk(decoder: Decoder, monkeypatch: pytest.M
 def test_a_fault_of_a_later_layer_is_the_canary_s(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     at = decoder.layers[1].attention.out.data.data_ptr()
     plant(monkeypatch, "linear", lambda x, weight, *rest: weight.data.data_ptr() == at and len(x) == 1)
-    with pytest.raises(EngineError, match="self-test: the canary in chunks cut at 1, 31, 32, 33 gives other bits"):
+    with pytest.raises(EngineError) as refused:
         self_test(decoder, 64)
+    assert refused.value.message == (
+        "self-test: the canary in chunks cut at 1, 31, 32, 33 gives other bits than as a whole; "
+        "layer 1, attention output linear, at position 0, is the first"
+    )
 
 
 def test_a_fault_beside_another_prompt_is_the_canary_s(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, "attention", lambda q, cache, tables, *rest: len(tables) == 2)
-    with pytest.raises(EngineError, match="the canary beside another prompt"):
+    with pytest.raises(EngineError, match=r"the canary beside another prompt.* layer 0, attention, at position 4"):
         self_test(decoder, 64)
 
 

@@ -1,0 +1,173 @@
+"""What each op gave for one sequence: a runner around a runner, which watches the ops and keeps digests of their rows.
+
+A position is computed more than once when its sequence was preempted, and by another sequence when both share the
+blocks of a common beginning; it may be computed in any company and chunk. All of it must give the same bits.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from batchgen import kernels
+from batchgen.engine.batch import Chunk, Runner, Sampled
+from batchgen.errors import EngineError
+from batchgen.models.op_names import OpName
+from batchgen.records import Request
+
+Array = NDArray[Any]
+Rows = list[tuple[int, int]]  # (row of an op's outputs, position)
+
+
+class Place(NamedTuple):
+    """One op at one position. Places in order: whatever a place's op reads was written at an earlier one."""
+
+    position: int
+    op: int  # index into the names of the ops
+
+
+@dataclass(slots=True)
+class Trace:
+    """Digests of the outputs at each place, in the order in which they were first seen: one, if all is well."""
+
+    names: tuple[OpName, ...]
+    digests: dict[Place, list[int]] = field(default_factory=dict)
+    kept: list[dict[str, Array]] = field(default_factory=list)  # the outputs themselves, at the one place asked for
+
+    def add(self, place: Place, digest: int) -> None:
+        seen = self.digests.setdefault(place, [])
+        if digest not in seen:
+            seen.append(digest)
+
+
+def first_difference(a: Trace, b: Trace, stop: int) -> Place | None:
+    """The first place before position `stop` with more than one digest, in both traces together.
+
+    Every earlier place that both have, and so all that its op read there, is equal bit for bit.
+    """
+    for place in sorted(a.digests.keys() | b.digests.keys()):
+        if place.position < stop and len({*a.digests.get(place, ()), *b.digests.get(place, ())}) > 1:
+            return place
+    return None
+
+
+class Recorder:
+    """Keeps digests of some rows of each step, told by `kernels.watch`."""
+
+    def __init__(self, names: tuple[OpName, ...], keep: Place | None = None) -> None:
+        self.trace = Trace(names)
+        self._keep = keep
+        self._rows: Rows = []
+        self._drawn: Rows = []
+        self._op = 0
+
+    @contextmanager
+    def step(self, rows: Rows, drawn: Rows) -> Iterator[None]:
+        """One step is run inside it. Raises EngineError if its ops are not those of the names."""
+        self._rows, self._drawn, self._op = rows, drawn, 0
+        with kernels.watch(self._observe):
+            yield
+        if self._op < len(self.trace.names) - 1:
+            raise EngineError(f"a step launched {self._op} ops, and the model has {len(self.trace.names)}")
+
+    def _observe(self, op: str, outputs: kernels.Outputs) -> None:
+        at, names = self._op, self.trace.names
+        self._op += 1
+        if at >= len(names) or names[at].op != op:
+            expected = names[at].op if at < len(names) else "none"
+            raise EngineError(f"op {at} of a step is {op}, and {expected} was expected")
+        arrays = {name: _array(output) for name, output in outputs.items()}
+        for row, position in self._drawn if names[at].drawn else self._rows:
+            digest = xxhash.xxh3_64()
+            for array in arrays.values():
+                digest.update(np.ascontiguousarray(array[row]).data)
+            place = Place(position, at)
+            self.trace.add(place, digest.intdigest())
+            if place == self._keep:
+                self.trace.kept.append({name: array[row].copy() for name, array in arrays.items()})
+
+
+class TracingRunner:
+    """Runs what `runner` runs, and records what concerns the request `target`."""
+
+    def __init__(self, runner: Runner, recorder: Recorder, target: Request) -> None:
+        self._runner = runner
+        self._recorder = recorder
+        self._target = target
+        self._token_ids: Sequence[int] = target.prompt_token_ids
+
+    def step(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        """As of `runner`. Raises EngineError if the ops are not those of the names."""
+        with self._recorder.step(*self._find_rows(chunks)):
+            return self._runner.step(chunks)
+
+    def _find_rows(self, chunks: Sequence[Chunk]) -> tuple[Rows, Rows]:
+        """Of the target, and of other sequences as far as their tokens are those of the target."""
+        rows: Rows = []
+        drawn: Rows = []
+        start = draws = 0
+        for chunk in chunks:
+            sequence = chunk.sequence
+            name = (sequence.request.row_key, sequence.request.sample_index)
+            if name == (self._target.row_key, self._target.sample_index):
+                self._token_ids, common = sequence.token_ids, chunk.stop
+                drawn += [(draws, chunk.stop - 1)] if chunk.samples else []
+            else:
+                common = _common(sequence.token_ids, self._token_ids)
+            rows += [(start + p - chunk.start, p) for p in range(chunk.start, min(chunk.stop, common))]
+            start += chunk.length
+            draws += chunk.samples
+        return rows, drawn
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin alike with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _array(output: torch.Tensor | Array) -> Array:
+    """bfloat16, which numpy lacks, as its bits in uint16; `as_float` turns them back."""
+    if isinstance(output, torch.Tensor):
+        return output.view(torch.uint16).numpy() if output.dtype == torch.bfloat16 else output.numpy()
+    return output
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """How two outputs of one op differ: the first differing element, and in how many they do."""
+
+    output: str  # "out", "q", "k", "token", …
+    differing: int
+    of: int
+    index: tuple[int, ...]  # in the row of one token
+    a: float
+    b: float
+    a_bits: str  # hex
+    b_bits: str
+
+
+def compare_elements(a: dict[str, Array], b: dict[str, Array]) -> list[Elements]:
+    """One for each output of the op that differs."""
+    found = []
+    for name in a:
+        left, right = (np.atleast_1d(side[name]) for side in (a, b))
+        bits = [side.view(np.dtype(f"u{side.itemsize}")) for side in (left, right)]
+        places = np.argwhere(bits[0] != bits[1])
+        if len(places):
+            at = tuple(map(int, places[0]))
+            hexes = [f"0x{int(side[at]):0{2 * side.itemsize}x}" for side in bits]
+            found.append(
+                Elements(name, len(places), left.size, at, _float(left[at]), _float(right[at]), hexes[0], hexes[1])
+            )
+    return found
+
+
+def _float(value: np.generic) -> float:
+    if value.dtype == np.uint16:  # the upper half of a float32
+        return float((np.array([value]).astype(np.uint32) << 16).view(np.float32)[0])
+    return value.item()  # type: ignore[no-any-return]
