@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from batchgen.seeds import sample_seed
+from batchgen.seeds import lot, sample_seed
 
 PINNED = (6064048742707328577, 5067369695216769794, 8200494604414874629)
 
@@ -45,3 +45,18 @@ def test_seeds_use_all_64_bits() -> None:
 def test_out_of_range_is_an_error(job_seed: int, sample_index: int) -> None:
     with pytest.raises(struct.error):
         sample_seed(job_seed, "k", sample_index)
+
+
+def test_lots_are_pinned_and_even() -> None:
+    """A change here changes which samples of a job are probed, and no row."""
+    assert lot(PINNED[0], "probe") == 0.5387926253156151
+    lots = [lot(sample_seed(0, str(row), 0), "probe") for row in range(10_000)]
+    assert all(0 <= one < 1 for one in lots)
+    for tenth in range(10):
+        assert 900 < sum(tenth <= 10 * one < tenth + 1 for one in lots) < 1100
+
+
+def test_lots_for_two_purposes_have_nothing_in_common() -> None:
+    seeds = [sample_seed(0, str(row), 0) for row in range(10_000)]
+    both = sum(lot(seed, "probe") < 0.1 and lot(seed, "replay") < 0.1 for seed in seeds)
+    assert 60 < both < 140

@@ -27,11 +27,20 @@ def print_report(out: Path, report: JobReport) -> None:
                 ("run", out),
                 ("rows", f"{number(counts.rows)}: {ends}"),
                 ("tokens", f"{number(counts.prompt_tokens)} in, {number(counts.output_tokens)} out"),
+                ("probes", probes(report)),
                 ("made", here if made else None),
             ]
         )
     )
     OUT.print(f"root {report.root}", soft_wrap=True)
+
+
+def probes(report: JobReport) -> str:
+    """How many samples were made twice, over all processes, and that all were equal: a finished run has no others."""
+    text = f"{number(report.probes)} of {number(report.probes)} bit-exact" if report.probes else "none"
+    if report.failed_probes:
+        text += f"; {number(report.failed_probes)} differed and stopped an earlier process: see evidence/ in the run"
+    return text
 
 
 def print_preflight(spec: JobSpec, found: Preflight) -> None:

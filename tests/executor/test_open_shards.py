@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 from batchgen.errors import BatchgenError
+from batchgen.executor import open_shards
 from batchgen.executor.open_shards import OpenShards
 from batchgen.executor.probes import Probes
 from batchgen.io.schema import Row
@@ -45,6 +46,44 @@ def test_a_shard_is_complete_when_all_its_samples_are_there() -> None:
     assert complete.passthrough["x"].to_pylist() == [1, 2]
     assert len(rows) == 4
     held.check_answered()
+
+
+def test_a_probe_keeps_its_shard_open() -> None:
+    held, rows = opened(share=1)
+    for key, index in (("b", 1), ("a", 0), ("b", 0), ("a", 1)):
+        held.answer(answer(key, index))
+    assert list(held.take_complete()) == []
+    assert list(held.probes.due()) == [request("b", 1), request("a", 0), request("b", 0)]
+    with pytest.raises(BatchgenError, match="3 completions never came, among them row 'b' sample 1, row 'a' sample 0"):
+        held.check_answered()
+    for key, index in (("a", 0), ("b", 0), ("b", 1)):
+        held.answer(answer(key, index))
+    assert list(held.take_complete()) == []
+    assert list(held.probes.rest()) == [request("a", 1)]
+    held.answer(answer("a", 1))
+    [complete] = held.take_complete()
+    assert (complete.probes, len(rows)) == (4, 4)
+    held.check_answered()
+
+
+def test_an_answer_before_its_question_is_named() -> None:
+    """A sample that waits to be asked again cannot have been answered again."""
+    held, _ = opened(share=1)
+    held.answer(answer("a", 0))
+    with pytest.raises(BatchgenError, match="row 'a' sample 0: a completion came twice"):
+        held.answer(answer("a", 0))
+
+
+def test_the_slowest_are_those_that_the_engine_had_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 11.0, 12.0, 13.0, 20.0, 20.5, 20.75, 21.0])
+    monkeypatch.setattr(open_shards, "perf_counter", lambda: next(clock))
+    held, _ = opened()
+    for key, index in (("a", 0), ("a", 1), ("b", 0), ("b", 1)):
+        held.take(request(key, index))
+    for key, index in (("b", 1), ("b", 0), ("a", 1), ("a", 0)):
+        held.answer(answer(key, index))
+    [complete] = held.take_complete()
+    assert complete.slowest == ((11.0, "a", 0, 1), (9.75, "a", 1, 1), (8.5, "b", 0, 1))
 
 
 def test_a_completion_that_comes_twice_is_named() -> None:

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from support.fake_jobs import make_job, run, write_input
 
 from batchgen.errors import RunError
 from batchgen.io.run_folder import RunFolder
+from batchgen.verify.integrity import verify_run
 
 
 @pytest.fixture
@@ -47,6 +49,8 @@ def test_what_a_kill_before_the_first_manifest_leaves_is_taken_over(tmp_path: Pa
     (tmp_path / "rows").mkdir()
     (tmp_path / "job.yaml").touch()
     (tmp_path / ".manifest.json.tmp").touch()
+    (tmp_path / "events.jsonl").touch()
+    (tmp_path / "evidence").mkdir()
     with RunFolder.open(tmp_path) as folder:
         assert folder.manifest is None
     assert not (tmp_path / ".manifest.json.tmp").exists()
@@ -78,6 +82,21 @@ def test_only_our_own_leftovers_are_removed(out: Path) -> None:
         ".part-00002.parquet.untrusted",
         "notes.tmp",
     }
+
+
+def test_evidence_is_numbered_and_kept(out: Path) -> None:
+    with RunFolder.open(out) as folder:
+        assert folder.num_evidence == 0
+        assert folder.keep_evidence({"a": "é", "b": [1]}) == out / "evidence" / "probe-001.json"
+    (out / "evidence" / "notes.txt").touch()
+    (out / "evidence" / ".probe-002.json.tmp").touch()
+    with RunFolder.open(out) as folder:
+        assert folder.keep_evidence({}) == out / "evidence" / "probe-002.json"
+        assert folder.num_evidence == 2
+    assert json.loads((out / "evidence" / "probe-001.json").read_text()) == {"a": "é", "b": [1]}
+    names = {path.name for path in (out / "evidence").iterdir()}
+    assert names == {"probe-001.json", "probe-002.json", "notes.txt"}
+    assert verify_run(out).ok
 
 
 def test_what_is_not_trusted_is_hidden_and_forgotten(out: Path) -> None:
