@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from batchgen import report as report_page
 from batchgen import terminal
 from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, BatchgenError, Interrupted, ModelError, SpecError, VerifyError
 from batchgen.executor.run_config import RunConfig
@@ -23,6 +22,7 @@ from batchgen.io.schema import rows_schema
 from batchgen.loader import load_job, load_model, naming, prompt_builder
 from batchgen.preflight import preflight
 from batchgen.progress import display
+from batchgen.report import FILE_NAME, write_report
 from batchgen.spec import JobSpec, job_schema, load_spec
 from batchgen.terminal.diff import print_diff
 from batchgen.terminal.job import print_preflight, print_report
@@ -302,7 +302,7 @@ def replay(
 @cli.command()
 @RUN
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The page.  [default: RUN/report.html]")
-@click.option("--against", type=click.Path(path_type=Path), metavar="RUN_B", help="Compare the rows with those of RUN_B.")
+@click.option("--against", type=click.Path(path_type=Path), metavar="RUN_B", help="Compare with the rows of RUN_B.")
 @AS_JSON
 def report(run: Path, out: Path | None, against: Path | None, as_json: bool) -> None:
     """Draw a picture of RUN: one HTML file.
@@ -311,8 +311,8 @@ def report(run: Path, out: Path | None, against: Path | None, as_json: bool) -> 
     read, and all fingerprints; with --against, what diff finds. The page loads nothing. Hashes are not recomputed: that
     is what verify does. Prints the name of the page; with --json its numbers.
     """
-    out = out or run / report_page.FILE_NAME
-    summary = report_page.write_report(run, out, decoder(run, read_manifest(run)), against)
+    out = out or run / FILE_NAME
+    summary = write_report(run, out, decoder(run, read_manifest(run)), against)
     if as_json:
         emit({"out": str(out), **asdict(summary)})
     else:

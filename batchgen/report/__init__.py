@@ -9,12 +9,15 @@ from batchgen.report.summary import Decode, Summary, summarise
 FILE_NAME = "report.html"
 
 
-def write_report(run: Path, out: Path | None = None, decode: Decode | None = None) -> Summary:
+def write_report(
+    run: Path, out: Path | None = None, decode: Decode | None = None, against: Path | None = None
+) -> Summary:
     """Write the page of the run at `run` to `out`, by default into its folder, and give the numbers on it.
 
-    `decode` turns prompt ids into text. Memory does not grow with the run. Raises RunError when the run cannot be read,
-    or the page not be written.
+    `decode` turns prompt ids into text; `against` is a run to compare with. Without that, memory does not grow with the
+    run. Raises RunError when a run cannot be read or the page not be written, and VerifyError when a run that is
+    compared does not verify.
     """
-    summary = summarise(run, decode)
+    summary = summarise(run, decode, against)
     write_atomically(out or run / FILE_NAME, render(summary).encode())
     return summary

@@ -28,9 +28,10 @@ class Fact:
 def state(run: Summary) -> Fact:
     """Finished or not."""
     there = f"{number(run.tally.rows)} of {counted(run.planned, 'sample')}"
+    each = f", {run.n} of each of {counted(run.prompts, 'prompt')}" if run.n > 1 else ""
     if run.finished:
-        return Fact("ok", "finished", f"{there} are there")
-    return Fact("warn", "unfinished", f"{there} are there; the command that began the run goes on with it")
+        return Fact("ok", "finished", f"{there} are there{each}")
+    return Fact("warn", "unfinished", f"{there} are there{each}; the command that began the run goes on with it")
 
 
 def verdicts(run: Summary) -> list[Fact]:

@@ -11,15 +11,17 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from batchgen.report import leads
+from batchgen.report import comparison, leads
 from batchgen.report.lengths import Histogram
 from batchgen.report.summary import Summary
 from batchgen.report.svg import bar_chart, bin_name, category_chart, how_it_ended, rate_chart, replicas, share_bar
-from batchgen.report.words import clipped, clock, compact, counted, number, percent, shown
+from batchgen.report.words import brief, clipped, clock, compact, counted, number, percent, shown
+from batchgen.verify.diff import Diff
 
 _HERE = Path(__file__).parent
 _SECTIONS = (
     ("outcome", "Outcome"),
+    ("against", "Against"),
     ("lengths", "Lengths"),
     ("throughput", "Throughput"),
     ("diversity", "Diversity"),
@@ -36,11 +38,12 @@ def render(run: Summary) -> str:
     page = _environment().from_string(_text("page.html.j2"))
     return page.render(
         run=run,
+        against=_against(run.diff) if run.diff else None,
         version=version("batchgen"),
         style=_text("page.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        sections=_SECTIONS,
+        sections=[section for section in _SECTIONS if section[0] != "against" or run.diff],
         state=leads.state(run),
         tiles=_tiles(run),
         verdicts=leads.verdicts(run),
@@ -69,6 +72,7 @@ def _environment() -> Environment:
         "percent": percent,
         "clock": clock,
         "clip": clipped,
+        "brief": brief,
         "bins": _bins,
         "ids": lambda ids: " ".join(map(str, ids)),
         "ending": _ending,
@@ -89,12 +93,12 @@ def _tiles(run: Summary) -> list[dict[str, str]]:
     tally, seconds = run.tally, run.timeline.seconds if run.timeline else 0.0
     made = sum(stretch.output_tokens for stretch in run.timeline.stretches) if run.timeline else 0
     tiles = [
-        (number(tally.rows), f"samples of {counted(run.prompts, 'prompt')}" if run.n > 1 else "samples"),
+        (number(tally.rows), "samples"),
         (number(tally.output_tokens), "output tokens"),
         (number(tally.prompt_tokens), "prompt tokens"),
     ]
     if seconds:
-        tiles += [(clock(seconds), "at work"), (compact(made / seconds), "output tokens a second")]
+        tiles += [(clock(seconds), "at work"), (compact(made / seconds), "output tokens/s")]
     if tally.stop + tally.length:
         tiles.append((percent(tally.length, tally.stop + tally.length), "cut at max_tokens"))
     return [{"value": value, "name": name} for value, name in tiles]
@@ -121,9 +125,31 @@ def _charts(run: Summary) -> dict[str, str]:
     if timeline and replicas(timeline):
         found["tokens_rate"] = rate_chart(timeline, "output_tokens", "tokens/s", "Output tokens a second over time")
         found["samples_rate"] = rate_chart(timeline, "samples", "samples/s", "Samples a second over time")
+    if run.diff:
+        found |= _diff_charts(run.diff)
     if diversity and any(diversity.distinct):
         titles = [f"{index} of {run.n}: {counted(c, 'prompt')}" for index, c in enumerate(diversity.distinct, 1)]
         found["diversity"] = category_chart(diversity.distinct, titles, "Prompts by number of different answers")
+    return found
+
+
+def _against(diff: Diff) -> dict[str, Any]:
+    return {
+        "name": Path(diff.b.path).name,
+        "lead": comparison.lead(diff),
+        "categories": comparison.categories(diff),
+        "examples": comparison.examples(diff),
+        "circumstances": comparison.circumstances(diff),
+    }
+
+
+def _diff_charts(diff: Diff) -> dict[str, str]:
+    same = sum(category.rows for category in diff.categories if category.kind == "identical")
+    parts = [("identical", same, "fill-0"), ("different", diff.rows - same, "fill-1")]
+    found = {"against": share_bar(parts, "Rows that are the same, and rows that differ")}
+    if diff.diverged_at:
+        parted = comparison.parted(diff.diverged_at)
+        found["parted"] = bar_chart(parted, {"rows": "rows"}, "Rows by the first token that differs", "token")
     return found
 
 

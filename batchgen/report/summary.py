@@ -14,8 +14,10 @@ from batchgen.report.groups import Diversity
 from batchgen.report.lengths import Histogram, Lengths, Spread, histogram
 from batchgen.report.scan import ErrorCode, Failure, Scan, rows_at, scan
 from batchgen.report.timeline import Timeline, read_timeline
+from batchgen.verify.diff import Diff, diff_runs
 
 NUM_SAMPLES = 20
+NUM_DIFFERING = 6
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -93,13 +95,15 @@ class Summary:
     timeline: Timeline | None  # None without events
     samples: tuple[Sample, ...]
     identity: Identity
+    diff: Diff | None  # against another run, which is its B
 
 
-def summarise(run: Path, decode: Decode | None = None) -> Summary:
+def summarise(run: Path, decode: Decode | None = None, against: Path | None = None) -> Summary:
     """Read the run at `run`: its manifest, its events, and its rows once. Recomputes no hash.
 
-    `decode` turns prompt ids into text. Raises RunError when the manifest or a row file cannot be read, or when a file
-    holds other counts than the manifest has for it.
+    `decode` turns prompt ids into text. `against` is another run, whose rows are compared with those of this one; that
+    checks the hashes of both. Raises RunError when a manifest or a row file cannot be read, or when a file holds other
+    counts than the manifest has for it, and what `diff_runs` raises.
     """
     manifest = read_manifest(run)
     timeline = read_timeline(read_events(run))
@@ -135,6 +139,7 @@ def summarise(run: Path, decode: Decode | None = None) -> Summary:
         timeline=timeline,
         samples=tuple(_samples((rows[at] for at in spread), decode)),
         identity=_identity(manifest, timeline),
+        diff=diff_runs(run, against, examples=NUM_DIFFERING) if against else None,
     )
 
 

@@ -47,10 +47,11 @@ def category_chart(counts: Sequence[int], titles: Sequence[str], label: str) -> 
     """One bar for each of 1, 2, … len(counts)."""
     top, lines = _grid(max(counts))
     width = 100 / len(counts)
+    bar = min(width, 100 / 6)
     marks: list[str] = []
     for index, count in enumerate(counts):
         kind = "fill-0" if index else "fill-1"  # 1: all the same
-        marks += _bar(index * width, width, 0, count / top, kind) if count else []
+        marks += _bar(index * width + (width - bar) / 2, bar, 0, count / top, kind) if count else []
         marks.append(_hit(index * width, width, titles[index]))
     skip = math.ceil(len(counts) / 12)
     ticks = [((index + 0.5) * width, str(index + 1)) for index in range(0, len(counts), skip)]

@@ -5,7 +5,7 @@ _SHORT = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 # A control character becomes a picture of itself. So does one that turns the direction of text around: a page shows
 # text from anywhere, and each piece of it keeps to its own box.
 _VISIBLE: dict[int, str] = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
-_VISIBLE |= {0x7F: "␡"} | dict.fromkeys(range(0x80, 0xA0), "�")
+_VISIBLE |= {0x7F: "␡"} | dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), "�")
 _VISIBLE |= {code: f"[U+{code:04X}]" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
@@ -20,6 +20,15 @@ def clipped(text: str, most: int) -> str:
         return text
     half = most // 2
     return f"{text[:half]} … {number(len(text) - 2 * half)} characters … {text[-half:]}"
+
+
+def brief(text: str, most: int) -> str:
+    """The first words of `text`, at most `most` characters."""
+    if len(text) <= most:
+        return text
+    head = text[:most]
+    words = head.rsplit(maxsplit=1)[0]
+    return (words if 2 * len(words) > most else head) + " …"
 
 
 def number(value: int) -> str:

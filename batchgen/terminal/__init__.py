@@ -48,6 +48,11 @@ def print_note(text: str) -> None:
     ERR.print(plain(text), soft_wrap=True)
 
 
+def print_name(name: object) -> None:
+    """The name of something that was made, alone on a line of stdout, for other programs to take."""
+    OUT.print(plain(name), soft_wrap=True)
+
+
 def error_json(error: BatchgenError) -> dict[str, Any]:
     """The same as an object."""
     fields = {"kind": type(error).__name__, "where": error.where, "message": error.message, "hint": error.hint}

@@ -23,6 +23,7 @@ SURFACE = {
         "--limit",
         "--json",
     ],
+    "report": ["RUN", "--out", "--against", "--json"],
     "run": ["JOB", "--out", "--max-num-seqs", "--max-num-batched-tokens", "--threads", "--probe", "--json"],
     "schema": ["[job|rows|manifest]"],
     "show": ["RUN", "--rows", "--json"],
