@@ -87,11 +87,30 @@ def test_a_finished_run_is_left_alone(write_job: WriteJob, tmp_path: Path) -> No
 def test_options_change_no_bit(write_job: WriteJob) -> None:
     job = write_job()
     plain = json.loads(batchgen("run", job, "--out", "a", "--json").stdout)
-    options = ("--threads", 1, "--max-num-seqs", 1, "--max-num-batched-tokens", 3)
+    options = ("--threads", 1, "--max-num-seqs", 1, "--max-num-batched-tokens", 3, "--probe", "100%")
     other = json.loads(batchgen("run", job, "--out", "b", "--json", *options).stdout)
     assert (plain["out"], other["out"]) == ("a", "b")
     assert plain["root"] == other["root"]
     assert plain["counts"] == other["counts"]
+    assert (plain["probes"], other["probes"], plain["failed_probes"]) == (2, 6, 0)
+
+
+@pytest.mark.parametrize(
+    ("share", "recorded", "line"), [("0", 0, "none"), ("50%", 0.5, "bit-exact"), ("1e-3", 0.001, "2 of 2")]
+)
+def test_the_share_of_probes(write_job: WriteJob, tmp_path: Path, share: str, recorded: float, line: str) -> None:
+    result = batchgen("run", write_job(), "--out", "run", "--probe", share)
+    [probes] = [text for text in result.stdout.splitlines() if text.startswith("probes")]
+    assert line in probes
+    assert json.loads((tmp_path / "run/manifest.json").read_text(encoding="utf-8"))["run_config"]["probe"] == recorded
+
+
+@pytest.mark.parametrize("share", ["1.01", "-1%", "half", "1/0", "nan", "%", ""])
+def test_a_share_that_is_none_is_wrong_usage(write_job: WriteJob, tmp_path: Path, share: str) -> None:
+    result = batchgen("run", write_job(), "--probe", share)
+    assert result.exit_code == 2
+    assert "Invalid value for '--probe'" in result.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_error_rows_have_an_exit_code_of_their_own(write_job: WriteJob) -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import xxhash
 from support.fake_jobs import make_job, run, write_input
 
+from batchgen.io.events import read_events
 from batchgen.io.hashing import leaves
 from batchgen.io.manifest import manifest_schema, part_name
 from batchgen.io.schema import rows_schema
@@ -33,6 +34,14 @@ def test_the_row_in_the_text() -> None:
 def test_the_tables_name_every_column_and_key() -> None:
     assert table_keys("Columns") - {"column"} == set(rows_schema()["properties"])
     assert table_keys("manifest.json") - {"key"} == set(manifest_schema()["properties"])
+
+
+def test_the_tables_name_every_event(tmp_path: Path) -> None:
+    run(make_job(write_input(tmp_path / "in", 9)), tmp_path / "run")
+    events = read_events(tmp_path / "run")
+    assert table_keys("events.jsonl") - {"event", "stop"} == {event["event"] for event in events}
+    section = DOC.split("## events.jsonl\n")[1].split("\n## ")[0]
+    assert {key for event in events for key in event} <= set(re.findall(r"[a-z_]+", section))
 
 
 def test_a_manifest_can_be_checked_by_hand(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What people read: rows, counts and errors, with nothing in the data taken for an instruction."""
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,8 @@ from rich.console import Console, RenderableType
 
 from batchgen import terminal
 from batchgen.errors import BatchgenError, SpecError
+from batchgen.executor.local import JobReport
+from batchgen.io.manifest import Tally
 from batchgen.terminal import job
 from batchgen.terminal import rows as row_views
 
@@ -43,6 +47,27 @@ def test_a_row() -> None:
         f"hash    {'9f' * 16}",
         "",
     ]
+
+
+REPORT = JobReport("9f" * 32, Tally(656, 257, 398, 1, 101_826, 48_603), resumed=0, seconds=211, probes=4)
+
+
+def test_what_a_run_made(capsys: pytest.CaptureFixture[str]) -> None:
+    job.print_report(Path("runs/a"), REPORT)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "run     runs/a",
+        "rows    656: 257 stop, 398 length, 1 error",
+        "tokens  101,826 in, 48,603 out",
+        "probes  4 of 4 bit-exact",
+        "made    656 samples in 3:31",
+        f"root {'9f' * 32}",
+    ]
+
+
+def test_probes_that_were_none_or_failed_before() -> None:
+    assert job.probes(replace(REPORT, probes=0)) == "none"
+    failed = job.probes(replace(REPORT, probes=1_300, failed_probes=1))
+    assert failed == "1,300 of 1,300 bit-exact; 1 differed and stopped an earlier process: see evidence/ in the run"
 
 
 def test_the_end_of_a_long_prompt() -> None:
