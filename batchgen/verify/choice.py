@@ -96,12 +96,13 @@ def named_rows(run: Run, keys: Sequence[str], sample_index: int | None = None, s
 
 def parse_size(text: str) -> int | Fraction:
     """ "20" -> 20, "1%" or "0.5%" -> that part. Raises ValueError for anything else, and for 0 or more than 100%."""
+    message = f"{text!r} is neither a count, such as 20, nor a part, such as 5%"
     try:
         size = Fraction(text.removesuffix("%")) / 100 if text.endswith("%") else int(text)
-    except ZeroDivisionError:
-        raise ValueError(text) from None
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(message) from None
     if size <= 0 or (isinstance(size, Fraction) and size > 1):
-        raise ValueError(text)
+        raise ValueError(message)
     return size
 
 
