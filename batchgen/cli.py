@@ -81,8 +81,8 @@ def draw_size(text: str) -> int | Fraction:
     """How many rows are drawn, as an option: 20 or 5%."""
     try:
         return parse_size(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is neither a count, such as 20, nor a part, such as 5%") from None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 class Command(click.Command):
