@@ -35,7 +35,7 @@ def test_a_step_launches_these(tmp_path: Path, family: str) -> None:
     engine.runner = runner = CountingRunner(engine.runner)  # type: ignore[assignment]
     names = op_names(model.config)
     assert len(names) == 3 * 8 + 4
-    list(engine.generate(requests(7)))
+    list(engine.generate(requests(7)[1:]))  # the first of them has 31 tokens
     assert {draws > 0 for _, draws in runner.sizes} == {False, True}, "steps of both kinds"
     for ops, (tokens, draws) in zip(runner.heard, runner.sizes, strict=True):
         expected = names if draws else names[:-1]
