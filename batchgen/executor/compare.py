@@ -19,7 +19,10 @@ class Difference:
     def __str__(self) -> str:
         if self.token is None:
             return f"{self.field} {self.first!r}, then {self.second!r}"
-        return f"{self.field} of token {self.token}: {self.first}, then {self.second}"
+        first, second = self.first, self.second
+        if isinstance(first, list) and isinstance(second, list):  # of the alternatives the first that differs
+            first, second = next(((a, b) for a, b in zip(first, second, strict=False) if a != b), (first, second))
+        return f"{self.field} of token {self.token}: {first}, then {second}"
 
 
 def differences(first: Completion, second: Completion) -> list[Difference]:

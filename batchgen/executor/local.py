@@ -110,10 +110,10 @@ class _Making:
                 self.job, shards, self.engine, OpenShards(self.job.params, window, probes, self.on_row), self.commit
             )
         except ProbeFailed as failed:
-            failed.where = self.keep_evidence(failed)
+            where = self.keep_evidence(failed)
             with suppress(RunError):  # the probe says more
                 self.log_probe(failed.request, exact=False)
-            raise
+            raise VerifyError(failed.message, where=where, hint=failed.hint) from failed
 
     def commit(self, complete: OpenShard) -> None:
         shard, samples = complete.shard, complete.rows

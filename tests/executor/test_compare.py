@@ -35,11 +35,12 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": (-0.5, 0.0, next_float(-2.0))}, "logprobs of token 2: c0000000, then c0000001"),
     ({"logprobs": (math.nan, 0.0, -2.0)}, "logprobs of token 0: bf000000, then 7fc00000"),
     ({"logprobs": None}, "logprobs ['bf000000', '00000000', 'c0000000'], then None"),
-    ({"top_logprobs_ids": ((5, 1), (6, 2), (7, 4))}, "top_logprobs_ids of token 2: [7, 3], then [7, 4]"),
+    ({"top_logprobs_ids": ((5, 1), (6, 2), (7, 4))}, "top_logprobs_ids of token 2: 3, then 4"),
     (
         {"top_logprobs_values": ((-0.5, next_float(-1.0)), (0.0, -3.0), (-2.0, -2.5))},
-        "top_logprobs_values of token 0: ['bf000000', 'bf800000'], then ['bf000000', 'bf800001']",
+        "top_logprobs_values of token 0: bf800000, then bf800001",
     ),
+    ({"top_logprobs_ids": ((5, 1), (6, 2), (7,))}, "top_logprobs_ids of token 2: [7, 3], then [7]"),
     ({"error_code": "template"}, "error_code None, then 'template'"),
     ({"error_message": "no"}, "error_message None, then 'no'"),
 ]
