@@ -165,11 +165,13 @@ def _columns(a: RunRows, b: RunRows, pairs: NDArray[np.int64], where: Mask) -> I
     names = [name for name in left if name in right and name != ROW_HASH]
     shapes = [f"{name} in A alone" for name in left if name not in right]
     shapes += [f"{name} in B alone" for name in right if name not in left]
-    shapes += [f"{name} of another type" for name in names if left[name] != right[name]]
     if not shapes and list(left) != list(right):
         shapes = ["columns in another order"]
     for shape in shapes:
         yield Seen("columns", shape, "columns"), where
+    for name in names:
+        if left[name] != right[name]:
+            yield Seen("columns", f"{name} of another type", "carried"), where
     names = [name for name in names if left[name] == right[name]]
     for name, odd in differing_columns(a.take(pairs[rows, 0], names), b.take(pairs[rows, 1], names)):
         mask = np.zeros_like(where)
