@@ -1,6 +1,7 @@
 """Job seed + row key + sample index -> the seed of one sample, and lots. Nothing else makes randomness."""
 
 import struct
+from collections.abc import Sequence
 
 import xxhash
 
@@ -20,6 +21,27 @@ def sample_seed(job_seed: int, row_key: str, sample_index: int) -> int:
     key = row_key.encode()
     identity = struct.pack("<QQ", job_seed, len(key)) + key + struct.pack("<I", sample_index)
     return xxhash.xxh3_64_intdigest(_DOMAIN + identity)
+
+
+def sample_seeds(job_seed: int, row_keys: Sequence[str], sample_indices: Sequence[int]) -> list[int]:
+    """`sample_seed` of each (row key, sample index), many times as fast."""
+    head, digest = _DOMAIN + struct.pack("<Q", job_seed), xxhash.xxh3_64_intdigest
+    sizes, tails = _Packed("<Q"), _Packed("<I")
+    keys = [key.encode() for key in row_keys]
+    return [
+        digest(head + sizes[len(key)] + key + tails[index]) for key, index in zip(keys, sample_indices, strict=True)
+    ]
+
+
+class _Packed(dict[int, bytes]):
+    """The bytes of small numbers, made once each."""
+
+    def __init__(self, form: str) -> None:
+        self._pack = struct.Struct(form).pack
+
+    def __missing__(self, number: int) -> bytes:
+        packed = self[number] = self._pack(number)
+        return packed
 
 
 def lot(seed: int, purpose: str) -> float:

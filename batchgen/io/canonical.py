@@ -11,7 +11,6 @@ Everything is made of 32-bit little-endian words. A value is a head word and a p
 The same value gives the same bytes however Arrow holds it: large or not, dictionary, view, fixed size, sliced.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from batchgen.errors import InputError
 
 Words = NDArray[np.uint32]
+Parts = list[pa.LargeBinaryArray]  # without nulls, of one length n; value i is entry i of each, one after another
 Type = str | list[Any]  # JSON: a name, or [name, arguments...]
 
 _MAX_BATCH_BYTES = 32 << 20
@@ -129,42 +129,49 @@ def schema_bytes(schema: pa.Schema) -> bytes:
     return bytes(rfc8785.dumps(columns_json(schema)))
 
 
-def encode_rows(batch: pa.RecordBatch, tag: bytes) -> tuple[bytes, NDArray[np.int64]]:
-    """(bytes, offsets): row i is bytes[offsets[i] : offsets[i + 1]]: `tag` (whole words), then each column's value."""
-    words = np.frombuffer(tag, "<u4")
-    first = Cells(np.tile(words, batch.num_rows), np.full(batch.num_rows, len(words)))
-    rows = _interleave([first, *(encode(column) for column in batch.columns)])
-    offsets = np.zeros(batch.num_rows + 1, np.int64)
-    np.cumsum(rows.lens * 4, out=offsets[1:])
-    return rows.words.tobytes(), offsets
+def encode_rows(batch: pa.RecordBatch, tag: bytes) -> list[bytes]:
+    """Of each row `tag` (whole words), then each column's value."""
+    parts = [_rectangle(np.tile(np.frombuffer(tag, "<u4"), (batch.num_rows, 1)))]
+    for column in batch.columns:
+        parts += _encode(column)
+    rows: list[bytes] = _joined(parts).to_pylist()
+    return rows
 
 
 def batches(table: pa.Table) -> list[pa.RecordBatch]:
     """`table` cut into batches that take little memory to encode."""
     row_bytes = table.nbytes // max(table.num_rows, 1) + 1
-    batched: list[pa.RecordBatch] = table.to_batches(max_chunksize=min(8192, max(1, _MAX_BATCH_BYTES // row_bytes)))
+    batched: list[pa.RecordBatch] = table.to_batches(max_chunksize=min(4096, max(1, _MAX_BATCH_BYTES // row_bytes)))
     return batched
 
 
 def encode(array: pa.Array) -> Cells:
     """The canonical values of `array`."""
+    values = _joined(_encode(array))
+    ends = _buffer(values, 1, "<i8", len(values) + 1) // 4
+    return Cells(_buffer(values, 2, "<u4", int(ends[-1])), np.diff(ends))
+
+
+def _encode(array: pa.Array) -> Parts:
+    if array.null_count == len(array):
+        return [_rectangle(np.zeros((len(array), 1), np.uint32))]
     array = to_plain(array)
     type_ = array.type
     if pa.types.is_map(type_):
         array = _list_of_pairs(array)
-        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
-        return _lists(array, valid, _interleave([encode(column) for column in array.flatten().flatten()]))
-    valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
-    if pa.types.is_null(type_):
-        return Cells(np.zeros(len(array), np.uint32), np.ones(len(array), np.int64))
+        return _lists(array, [part for column in array.flatten().flatten() for part in _encode(column)])
     if _is_list(type_):
-        return _lists(array, valid, encode(array.flatten()))
+        return _lists(array, _encode(array.flatten()))
     if pa.types.is_struct(type_):
-        fields = _interleave([encode(column) for column in array.filter(pa.array(valid)).flatten()])
-        lens = np.zeros(len(array), np.int64)
-        lens[valid] = fields.lens
-        return _with_heads(valid.astype(np.uint32), Cells(fields.words, lens))
-    return _bytes(array, valid) if _is_bytes(type_) else _fixed(array, valid)
+        return _structs(array)
+    return _bytes(array) if _is_bytes(type_) else _fixed(array)
+
+
+def _valid(array: pa.Array) -> NDArray[np.bool_]:
+    if not array.null_count:
+        return np.ones(len(array), np.bool_)
+    valid: NDArray[np.bool_] = pc.is_valid(array).to_numpy(zero_copy_only=False)
+    return valid
 
 
 def _counts(lists: pa.Array) -> NDArray[np.int64]:
@@ -174,7 +181,7 @@ def _counts(lists: pa.Array) -> NDArray[np.int64]:
 
 def _offsets(lists: pa.Array, type_: pa.DataType) -> pa.Array:
     """Of `lists.flatten()`."""
-    return pa.array(np.concatenate([[0], np.cumsum(_counts(lists))]), type_)
+    return pa.array(_ends(_counts(lists)), type_)
 
 
 def _list_of_pairs(maps: pa.MapArray) -> pa.ListArray:
@@ -185,41 +192,33 @@ def _list_of_pairs(maps: pa.MapArray) -> pa.ListArray:
     )
 
 
-def _lists(array: pa.Array, valid: NDArray[np.bool_], elements: Cells) -> Cells:
-    counts = _counts(array)
-    ends = np.concatenate([[0], np.cumsum(elements.lens)])
-    stops = np.cumsum(counts)
-    lens = ends[stops] - ends[stops - counts]
-    return _with_heads(np.where(valid, counts + 1, 0), Cells(elements.words, lens))
+def _lists(array: pa.Array, elements: Parts) -> Parts:
+    counts, values = _counts(array), _joined(elements)
+    ends = _buffer(values, 1, "<i8", len(values) + 1)[_ends(counts)]
+    return [_heads(np.where(_valid(array), counts + 1, 0)), _binary(ends, values.buffers()[2])]
 
 
-def _bytes(array: pa.Array, valid: NDArray[np.bool_]) -> Cells:
-    if pa.types.is_fixed_size_binary(array.type):
-        array = array.cast(pa.binary())
-    if array.null_count:  # a null may lie over bytes of its own
-        array = pc.fill_null(array.cast(pa.large_binary()), b"")
-    large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-    offsets = _buffer(array, 1, "<i8" if large else "<i4", len(array) + 1).astype(np.int64)
-    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-    sizes = np.diff(offsets)
-    lens = (sizes + 3) // 4
-    padded = np.zeros(4 * int(lens.sum()), np.uint8)
-    padded[~_marks(4 * lens, sizes, 4 * lens)] = data
-    return _with_heads(np.where(valid, sizes + 1, 0), Cells(padded.view("<u4"), lens))
+def _structs(array: pa.StructArray) -> Parts:
+    valid = _valid(array)
+    fields = [part for column in array.filter(pa.array(valid)).flatten() for part in _encode(column)]
+    values = _joined(fields)
+    ends = _buffer(values, 1, "<i8", len(values) + 1)[_ends(valid)]
+    return [_heads(valid), _binary(ends, values.buffers()[2])]
 
 
-def _marks(lens: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """True at starts[i]..stops[i] of each run i of `lens`; the marked stretches are short, the rest may be long."""
-    marks = np.zeros(int(lens.sum()), np.bool_)
-    base = np.cumsum(lens) - lens
-    for step in range(int((stops - starts).max(initial=0))):
-        marked = starts + step < stops
-        marks[(base + starts + step)[marked]] = True
-    return marks
+def _bytes(array: pa.Array) -> Parts:
+    valid = _valid(array)
+    data = array.cast(pa.binary()) if pa.types.is_fixed_size_binary(array.type) else array
+    data = data.cast(pa.large_binary())
+    if data.null_count:  # a null may lie over bytes of its own
+        data = pc.fill_null(data, b"")
+    sizes = np.diff(_buffer(data, 1, "<i8", len(data) + 1))
+    padding = _ends(-sizes % 4)
+    return [_heads(np.where(valid, sizes + 1, 0)), data, _binary(padding, pa.py_buffer(bytes(padding[-1])))]
 
 
-def _fixed(array: pa.Array, valid: NDArray[np.bool_]) -> Cells:
-    type_ = array.type
+def _fixed(array: pa.Array) -> Parts:
+    type_, valid = array.type, _valid(array)
     if pa.types.is_boolean(type_):
         array = pc.fill_null(array, False).cast(pa.uint8())
     size = array.type.bit_width // 8
@@ -231,11 +230,40 @@ def _fixed(array: pa.Array, valid: NDArray[np.bool_]) -> Cells:
     words = np.empty((len(array), 1 + payload.shape[1]), np.uint32)
     words[:, 0] = valid
     words[:, 1:] = payload
-    if valid.all():
-        return Cells(words.ravel(), np.full(len(array), words.shape[1]))
+    if not array.null_count:
+        return [_rectangle(words)]
     keep = np.repeat(valid[:, None], words.shape[1], axis=1)
     keep[:, 0] = True
-    return Cells(words[keep], np.where(valid, words.shape[1], 1))
+    return [_binary(_ends(np.where(valid, 4 * words.shape[1], 4)), pa.py_buffer(words[keep]))]
+
+
+def _heads(heads: NDArray[Any]) -> pa.LargeBinaryArray:
+    if int(heads.max(initial=0)) >= 1 << 32:
+        raise InputError("a single value of 4 GiB or 2^32 elements cannot be hashed")
+    return _rectangle(heads.astype("<u4")[:, None])
+
+
+def _rectangle(words: Words) -> pa.LargeBinaryArray:
+    """Each row of `words` [n, k]."""
+    return _binary(np.arange(len(words) + 1) * (4 * words.shape[1]), pa.py_buffer(words))
+
+
+def _binary(ends: NDArray[np.int64], data: pa.Buffer | None) -> pa.LargeBinaryArray:
+    return pa.Array.from_buffers(pa.large_binary(), len(ends) - 1, [None, pa.py_buffer(ends), data])
+
+
+def _ends(lens: NDArray[Any]) -> NDArray[np.int64]:
+    """0, then where each of these lengths ends."""
+    ends = np.zeros(len(lens) + 1, np.int64)
+    np.cumsum(lens, out=ends[1:])
+    return ends
+
+
+def _joined(parts: Parts) -> pa.LargeBinaryArray:
+    """Entry by entry. Arrow joins bytes many times as fast as numpy could gather them."""
+    if len(parts) == 1:
+        return parts[0]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
 
 
 def _buffer(array: pa.Array, index: int, dtype: str, count: int, width: int = 1) -> NDArray[Any]:
@@ -244,29 +272,6 @@ def _buffer(array: pa.Array, index: int, dtype: str, count: int, width: int = 1)
     if buffer is None or buffer.size == 0:  # Arrow leaves out the buffers of an empty array
         return np.zeros(count * width, dtype)
     return np.frombuffer(buffer, dtype, count * width, array.offset * width * np.dtype(dtype).itemsize)
-
-
-def _with_heads(heads: NDArray[Any], payload: Cells) -> Cells:
-    if int(heads.max(initial=0)) >= 1 << 32:
-        raise InputError("a single value of 4 GiB or 2^32 elements cannot be hashed")
-    lens = payload.lens + 1
-    words = np.empty(int(lens.sum()), np.uint32)
-    at_head = np.zeros(len(words), np.bool_)
-    at_head[np.cumsum(lens) - lens] = True
-    words[at_head] = heads
-    words[~at_head] = payload.words
-    return Cells(words, lens)
-
-
-def _interleave(columns: Sequence[Cells]) -> Cells:
-    """Row by row, the value of each column: one gather over all their words."""
-    lens = np.stack([column.lens for column in columns], axis=1)  # [rows, columns]
-    base = np.cumsum([0, *(len(column.words) for column in columns)])
-    starts = [np.cumsum(column.lens) - column.lens + at for column, at in zip(columns, base, strict=False)]
-    flat = lens.ravel()
-    moves = np.stack(starts, axis=1).ravel() - (np.cumsum(flat) - flat)
-    source = np.repeat(moves, flat) + np.arange(int(flat.sum()))
-    return Cells(np.concatenate([column.words for column in columns])[source], lens.sum(axis=1))
 
 
 def _is_list(type_: pa.DataType) -> bool:

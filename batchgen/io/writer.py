@@ -14,10 +14,22 @@ from batchgen.errors import RunError
 
 ROW_KEYS = b"batchgen.row_keys"  # Parquet metadata: the row keys of a shard in order, as JSON
 TEMPORARY = re.compile(
-    r"\.(part-\d{5,}\.parquet|manifest\.json|job\.yaml|probe-\d{3,}\.json)\.tmp"
+    r"\.(part-\d{5,}\.parquet|manifest\.json|job\.yaml|report\.html|probe-\d{3,}\.json)\.tmp"
 )  # what a killed write leaves
 
 _ROW_GROUP_ROWS = 16_384
+_SMALL_BYTES = 128 << 10
+_REPEATED = (  # columns of few values; to put others in a dictionary makes files larger and slower to read
+    "sample_index",
+    "status",
+    "error_code",
+    "error_message",
+    "finish_reason",
+    "stop_reason",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "params_hash",
+)
 
 
 @contextlib.contextmanager
@@ -60,13 +72,18 @@ def sync_folder(path: Path) -> None:
 
 
 def write_shard(path: Path, table: pa.Table, keys: bytes) -> None:
-    """Write one shard's rows as Parquet. `keys`, from `row_keys_json`, let verify name rows that went missing."""
+    """Write one shard's rows as Parquet. `keys`, from `row_keys_json`, let verify name rows that went missing.
+
+    To start zstd for each column of a small shard would take longer than all else when it is read.
+    """
     metadata: Mapping[bytes, bytes] = table.schema.metadata or {}
     sink = pa.BufferOutputStream()
     pq.write_table(
         table.replace_schema_metadata({**metadata, ROW_KEYS: keys}),
         sink,
-        compression="zstd",
+        compression="snappy" if table.nbytes < _SMALL_BYTES else "zstd",
+        use_dictionary=[name for name in _REPEATED if name in table.column_names],
+        write_statistics=["row_key"],
         version="2.6",  # keeps nanoseconds and uint32
         row_group_size=_ROW_GROUP_ROWS,
     )

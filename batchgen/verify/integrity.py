@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from batchgen.io.finding import Finding, Kind
 from batchgen.io.hashing import MerkleTree
 from batchgen.io.manifest import FILE_NAME, ROWS, Manifest, part_name, read_manifest
-from batchgen.io.shard_check import Finding, KeysOf, Kind, check_shard, expected_ids
+from batchgen.io.shard_check import check_shards
+from batchgen.io.shard_faults import KeysOf, expected_ids
 
 _MAX_FINDINGS = 10_000
 
@@ -37,8 +39,7 @@ def verify_run(run: Path, keys_of: KeysOf | None = None) -> Verdict:
     found = _Findings()
     found.add(_check_manifest(run, manifest))
     tree, rows = MerkleTree(), 0
-    for shard in manifest.shards:
-        leaves, wrong = check_shard(run, manifest, shard, keys_of)
+    for shard, leaves, wrong in check_shards(run, manifest, manifest.shards, keys_of):
         found.add(wrong)
         rows += len(leaves)
         if not wrong:

@@ -14,9 +14,9 @@ import pytest
 from support.fake_jobs import make_job, read_rows, run, write_input
 
 from batchgen.errors import RunError
+from batchgen.io.finding import Finding
 from batchgen.io.hashing import MerkleTree, leaves, shard_digest
 from batchgen.io.manifest import part_name, read_manifest, write_manifest
-from batchgen.io.shard_check import Finding
 from batchgen.verify.integrity import Verdict, verify_run
 
 ROWS = 200
