@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
-
 from batchgen.io.events import read_events
 from batchgen.io.manifest import InputRecord, Manifest, Tally, read_manifest
 from batchgen.io.run_folder import EVIDENCE
@@ -64,10 +62,10 @@ class Identity:
     inputs: tuple[InputRecord, ...]
     plan_digest: str
     rows_per_shard: int
-    run_config: Mapping[str, JsonValue]
-    engine: Mapping[str, JsonValue]
+    run_config: Mapping[str, Any]
+    engine: Mapping[str, Any]
     hosts: tuple[Mapping[str, Any], ...]  # of each process that made rows, in order; empty without events
-    spec: Mapping[str, JsonValue]
+    spec: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

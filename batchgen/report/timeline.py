@@ -18,7 +18,7 @@ class _Commit:
 
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> "_Commit":
-        return cls(str(event["replica"]), float(event["seconds"]), int(event["samples"]), int(event["output_tokens"]))
+        return cls(str(event["replica"]), _seconds(event["seconds"]), int(event["samples"]), int(event["output_tokens"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,9 @@ def _add(event: Mapping[str, Any], now: _Open, slow: list[SlowRow], failed: list
     at = _moment(event)
     match event["event"]:
         case "commit":
+            rows = [SlowRow(str(key), int(index), _seconds(s), int(n)) for key, index, s, n in event["slowest"]]
             now.commits.append(_Commit.of(event))
-            slow += [SlowRow(str(key), int(index), float(s), int(n)) for key, index, s, n in event["slowest"]]
+            slow += rows
             slow.sort(key=lambda row: -row.seconds)
             del slow[NUM_SLOWEST:]
         case "probe":
@@ -125,6 +126,14 @@ def _add(event: Mapping[str, Any], now: _Open, slow: list[SlowRow], failed: list
         case "stop" | "finish":
             now.end, now.reason = event["event"], str(event.get("reason", ""))
     now.last = at
+
+
+def _seconds(value: Any) -> float:
+    """Raises ValueError for what no clock shows."""
+    seconds = float(value)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(value)
+    return seconds
 
 
 def _moment(event: Mapping[str, Any]) -> datetime:

@@ -27,8 +27,8 @@ def brief(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     head = text[:most]
-    words = head.rsplit(maxsplit=1)[0]
-    return (words if 2 * len(words) > most else head) + " …"
+    words = head.rsplit(maxsplit=1)
+    return (words[0] if len(words) > 1 and 2 * len(words[0]) > most else head) + " …"
 
 
 def number(value: int) -> str:
@@ -63,7 +63,7 @@ def percent(part: int, whole: int) -> str:
 
 def clock(seconds: float) -> str:
     """0.25 s, 9 s, 2:05 min, 3:04:05 h, 2 d 3 h"""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{_digits(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
