@@ -1,0 +1,67 @@
+"""Products that are broken on purpose, for the counter-tests: each must be caught by a short chaos run."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import batchgen.executor.local as local
+import batchgen.executor.open_run as open_run
+import batchgen.io.manifest as manifest
+import batchgen.io.run_folder as run_folder
+import batchgen.io.writer as writer
+from batchgen.io.hashing import ROW_HASH, MerkleTree, leaves, shard_digest
+from batchgen.io.manifest import ShardRecord, Tally, part_name
+
+
+def write_in_place() -> None:
+    """Files are written where they are read: a kill or a full disk leaves half of one."""
+
+    def write(path: Path, data: bytes | memoryview) -> None:
+        with writer.writing(path), vars(writer).get("open", open)(path, "wb") as file:
+            file.write(data)
+
+    for module in (writer, manifest, run_folder):
+        vars(module)["write_atomically"] = write
+
+
+def trust_every_file() -> None:
+    """A resume that takes every part file that can be read for a finished shard, named by the manifest or not."""
+    right = open_run.trusted_shards
+
+    def trusting(folder: Any, plan: Any, tree: MerkleTree) -> set[int]:
+        known = {shard.index: shard for shard in folder.started.shards}
+        for shard in plan.shards:
+            path = folder.path / part_name(shard.index)
+            if shard.index not in known and path.exists():
+                with contextlib.suppress(pa.ArrowException, OSError):
+                    table = pq.read_table(path)
+                    digest = shard_digest(leaves(table))
+                    known[shard.index] = ShardRecord(
+                        shard.index, shard.start, shard.stop, digest, "", Tally.of(table), probes=0
+                    )
+        folder.manifest = folder.started.with_shards(known.values())
+        return right(folder, plan, tree)
+
+    vars(local)["trusted_shards"] = trusting
+
+
+def skip_the_hashes() -> None:
+    """A resume that looks whether a file can be read, and takes its word for the hashes."""
+
+    def unchecked(run: Path, there: Any, shard: ShardRecord, *_: object) -> tuple[list[bytes], list[Any]]:
+        try:
+            table = pq.read_table(run / part_name(shard.index))
+        except Exception as error:
+            return [], [error]
+        return [bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist()], []
+
+    vars(open_run)["check_shard"] = unchecked
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    fault.__name__: fault for fault in (write_in_place, trust_every_file, skip_the_hashes)
+}
