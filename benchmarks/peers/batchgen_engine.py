@@ -30,7 +30,7 @@ class BatchGen:
         model = load_model(spec, Path(), lambda done, total: None)
         if isa:
             library().use(isa)
-        self.engine = start_engine(spec, model, RunConfig(Path("unused"), threads=threads))
+        self.engine = start_engine(spec, model, RunConfig(Path("unused"), threads=threads, prefix_cache=False))
         self.version = __version__
         self.compute = f"{numerics} ({library().in_use()})"
 
