@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from batchgen.errors import RunError
+from batchgen.errors import RunError, SpecError
 from batchgen.io.canonical import columns_json
 from batchgen.io.hashing import params_hash
 from batchgen.io.manifest import FILE_NAME, Manifest
@@ -35,8 +34,8 @@ class RowRules:
         """Of the spec in `manifest`. Raises RunError when that is no spec, or the columns are not those of its rows."""
         try:
             spec = JobSpec.from_resolved(manifest.spec)
-        except (ValidationError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"its spec is not that of a job: {str(error).splitlines()[0]}", where=FILE_NAME) from None
+        except SpecError as error:
+            raise RunError(f"its spec is not that of a job: {error.where}: {error.message}", where=FILE_NAME) from None
         core = columns_json(output_schema(pa.schema([]), logprobs=spec.sampling.logprobs, metadata={}))
         if [list(column) for column in manifest.columns[: len(core)]] != core:
             raise RunError("its columns are not those of its spec", where=FILE_NAME)

@@ -18,8 +18,13 @@ from batchgen.executor.local import JobReport
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.hashing import ROW_HASH, MerkleTree, leaves, shard_digest
 from batchgen.io.manifest import Tally, part_name, read_manifest, write_manifest
+from batchgen.io.writer import ROW_KEYS, row_keys_json
 from batchgen.job import run_job
 from batchgen.models.weights import EMBEDDING
+from batchgen.verify.choice import Rows, all_rows
+from batchgen.verify.ledger import Ledger
+from batchgen.verify.prompts import InputPrompts, StoredPrompts
+from batchgen.verify.replay import Replay, check_files, other_config, replay_rows
 
 ROWS = 18
 FAILING = ("k3", "k7")  # their prompts cannot be made
@@ -128,13 +133,15 @@ def forge(out: Path, row_key: str, change: Callable[[dict[str, Any]], dict[str, 
         table.schema.field(ROW_HASH),
         pa.array([leaf.hex() for leaf in leaves(table)], pa.string()),
     )
-    pq.write_table(table, path)
-    digest = shard_digest(bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist())
     manifest = read_manifest(out)
-    records = [
-        replace(record, digest=digest, tally=Tally.of(table)) if record.index == shard else record
-        for record in manifest.shards
-    ]
+    keys = row_keys_json(table["row_key"].to_pylist()[:: manifest.plan.n])
+    pq.write_table(table.replace_schema_metadata(table.schema.metadata | {ROW_KEYS: keys}), path)
+    forged: dict[str, Any] = {
+        "digest": shard_digest(bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist()),
+        "keys_digest": hashlib.sha256(keys).hexdigest(),
+        "tally": Tally.of(table),
+    }
+    records = [replace(record, **forged) if record.index == shard else record for record in manifest.shards]
     tree = MerkleTree()
     for record in records:
         hashes = pq.read_table(out / part_name(record.index), columns=[ROW_HASH])[ROW_HASH].to_pylist()
@@ -159,3 +166,21 @@ def next_float(value: float) -> float:
 
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def replay(
+    run: Path,
+    choose: Callable[[Ledger], Rows] = lambda ledger: all_rows(ledger.manifest),
+    *,
+    from_input: bool = False,
+    plant: Callable[[], None] = lambda: None,
+    limit: int = 10,
+    **config: Any,
+) -> Replay:
+    """What `batchgen replay` does; `plant` comes once the engine has started, which proves itself."""
+    ledger = Ledger.open(run, lambda done, total: None)
+    check_files(run)
+    prompts = InputPrompts(ledger) if from_input else StoredPrompts()
+    engine = ledger.start_engine(other_config(run, ledger.manifest.run_config, **config))
+    plant()
+    return replay_rows(ledger, engine, choose(ledger), prompts, limit)
