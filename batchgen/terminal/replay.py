@@ -82,8 +82,8 @@ def coverage(manifest: Manifest, found: Replay) -> str:
 
 def verdict(found: Replay) -> Text:
     """16 of 16 bit-exact"""
-    stopped = f", stopped before the other {number(found.left)}" if found.interrupted else ""
-    counts = f"{number(found.exact)} of {number(found.compared)} bit-exact{stopped}"
+    left = f", {number(found.left)} left out" if found.interrupted else ""
+    counts = f"{number(found.exact)} of {number(found.compared)} bit-exact{left}"
     if found.bad:
         return Text.assemble(("not ok", "bold red"), f": {counts}")
     return Text(f"stopped: {counts}" if found.interrupted else f"ok: {counts}")
