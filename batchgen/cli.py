@@ -2,9 +2,8 @@
 
 import json
 import logging
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from fractions import Fraction
 from io import TextIOWrapper
@@ -24,6 +23,7 @@ from batchgen.preflight import preflight
 from batchgen.progress import display
 from batchgen.report import FILE_NAME, write_report
 from batchgen.spec import JobSpec, job_schema, load_spec
+from batchgen.terminal.as_json import json_text
 from batchgen.terminal.diff import print_diff
 from batchgen.terminal.job import print_preflight, print_report
 from batchgen.terminal.rows import print_rows
@@ -41,6 +41,7 @@ Examples:
   batchgen verify runs/quickstart         recompute every hash from the files
   batchgen replay runs/quickstart         make some rows again, and compare every bit
   batchgen diff runs/a runs/b             which rows differ, and why
+  batchgen explain runs/a KEY --against runs/b   at which token, layer and op one of them parts
 
 \b
 Exit codes:
@@ -50,8 +51,9 @@ Exit codes:
 
 SCHEMAS = {"job": job_schema, "rows": rows_schema, "manifest": manifest_schema}
 
-JOB = click.argument("job", type=click.Path(path_type=Path))
-RUN = click.argument("run", type=click.Path(path_type=Path))
+PATH, NATURAL = click.Path(path_type=Path), click.IntRange(min=0)
+JOB = click.argument("job", type=PATH)
+RUN = click.argument("run", type=PATH)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; all else goes to stderr.")
 ANOTHER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
@@ -125,7 +127,7 @@ def cli() -> None:
 
 @cli.command()
 @JOB
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The run folder.  [default: runs/NAME]")
+@click.option("--out", type=PATH, metavar="DIR", help="The run folder.  [default: runs/NAME]")
 @count("--max-num-seqs", help="Samples that are worked on at once.")
 @count("--max-num-batched-tokens", help="Tokens that are computed in one step.")
 @count("--threads", help="Threads that compute; by default one a core.")
@@ -208,12 +210,10 @@ def verify(run: Path, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
-@click.option(
-    "--limit", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="How many examples."
-)
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="All rows that differ, as Parquet.")
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+@click.option("--limit", type=NATURAL, metavar="N", default=10, show_default=True, help="How many examples.")
+@click.option("--out", type=PATH, metavar="FILE", help="All rows that differ, as Parquet.")
 @AS_JSON
 def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
     """Say in which rows runs A and B differ, and why.
@@ -233,7 +233,7 @@ def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
 @RUN
 @click.option("--sample", type=draw_size, metavar="SIZE", help="Draw that many, 20 or 5%.  [default: 1%, 16 at least]")
 @click.option("--rows", "keys", multiple=True, metavar="KEY", help="The samples of this row; may be given repeatedly.")
-@click.option("--sample-index", type=click.IntRange(min=0), metavar="I", help="With --rows: only the sample I of each.")
+@click.option("--sample-index", type=NATURAL, metavar="I", help="With --rows: only the sample I of each.")
 @click.option("--all", "everything", is_flag=True, help="All samples.")
 @click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Another draw, and another order.")
 @click.option("--from-input", is_flag=True, help="Build the prompts again too, from the input of the job.")
@@ -241,12 +241,8 @@ def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
 @click.option("--max-num-batched-tokens", **ANOTHER, help="Tokens of a step.  [default: not as recorded]")
 @click.option("--threads", **ANOTHER, help="Threads that compute; by default one a core.")
 @click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share beginnings.  [default: not as recorded]")
-@click.option(
-    "--job-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where paths of the job begin, if moved."
-)
-@click.option(
-    "--limit", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="Bad rows to show."
-)
+@click.option("--job-dir", type=PATH, metavar="DIR", help="Where paths of the job begin, if moved.")
+@click.option("--limit", type=NATURAL, metavar="N", default=10, show_default=True, help="Bad rows to show.")
 @AS_JSON
 def replay(
     run: Path,
@@ -301,8 +297,33 @@ def replay(
 
 @cli.command()
 @RUN
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The page.  [default: RUN/report.html]")
-@click.option("--against", type=click.Path(path_type=Path), metavar="RUN_B", help="Compare with the rows of RUN_B.")
+@click.argument("row_key")
+@click.option("--sample", type=NATURAL, metavar="I", default=0, show_default=True, help="Which sample.")
+@click.option("--against", type=PATH, metavar="RUN_B", help="Another run that has the row.")
+@AS_JSON
+def explain(run: Path, row_key: str, sample: int, against: Path | None, as_json: bool) -> None:
+    """Say where two versions of a row part: at which token, layer and op.
+
+    Makes the row of RUN again as its manifest says, beside the rows it was made with, and once more as in RUN_B, or
+    without one alone and with other limits. Compares what every op gave at every position. Exits with 8 if anything
+    differs.
+    """
+    from batchgen.terminal.explain import print_explanation  # loads torch
+    from batchgen.verify.explain import explain as explain_row
+
+    with display(terminal.ERR) as shown:
+        found = explain_row(run, row_key, sample, against, shown.fetched)
+    if as_json:
+        emit(asdict(found))
+    else:
+        print_explanation(found)
+    leave(VerifyError.exit_code if found.differs else EXIT_OK)
+
+
+@cli.command()
+@RUN
+@click.option("--out", type=PATH, metavar="FILE", help="The page.  [default: RUN/report.html]")
+@click.option("--against", type=PATH, metavar="RUN_B", help="Compare with the rows of RUN_B.")
 @AS_JSON
 def report(run: Path, out: Path | None, against: Path | None, as_json: bool) -> None:
     """Draw a picture of RUN: one HTML file.
@@ -361,22 +382,8 @@ def decoder(run: Path, manifest: Manifest) -> Callable[[Sequence[int]], str] | N
 
 
 def emit(value: object) -> None:
-    """One JSON object on one line of stdout; values that JSON does not know, such as dates, as text."""
-    click.echo(json.dumps(json_value(value), ensure_ascii=False, allow_nan=False, default=str))
-
-
-def json_value(value: object) -> object:
-    """`value` with "NaN", "Infinity" or "-Infinity" for floats that JSON has no number for, and hex for bytes."""
-    match value:
-        case float() if not math.isfinite(value):
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        case bytes():
-            return value.hex()
-        case Mapping():
-            return {key: json_value(child) for key, child in value.items()}
-        case list() | tuple():
-            return [json_value(child) for child in value]
-    return value
+    """One JSON object on one line of stdout."""
+    click.echo(json_text(value))
 
 
 def leave(exit_code: int) -> None:

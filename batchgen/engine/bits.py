@@ -23,6 +23,11 @@ def as_bits(x: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
     return np.where(nan, bits.dtype.type(0x7FC0 << 8 * (x.itemsize - 2)), bits) if nan.any() else bits
 
 
+def same_bits(a: torch.Tensor | NDArray[Any], b: torch.Tensor | NDArray[Any]) -> bool:
+    """Of two arrays of one dtype; -0.0 is not 0.0."""
+    return np.array_equal(as_bits(a), as_bits(b))
+
+
 @dataclass(slots=True)
 class Checks:
     """Comparisons that must all hold."""
@@ -43,7 +48,7 @@ class Checks:
         """
         self.count += 1
         for a, b in zip(found, expected, strict=True):
-            if not np.array_equal(as_bits(a), as_bits(b)):
+            if not same_bits(a, b):
                 raise EngineError(
                     f"self-test: {what} gives other bits than {other}{culprit()}",
                     hint="no row made here could be reproduced; the build or the processor is at fault",

@@ -5,6 +5,7 @@ import click
 from batchgen.cli import cli
 
 SURFACE = {
+    "explain": ["RUN", "ROW_KEY", "--sample", "--against", "--json"],
     "diff": ["A", "B", "--limit", "--out", "--json"],
     "plan": ["JOB", "--json"],
     "replay": [

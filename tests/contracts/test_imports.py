@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "job": DATA | JOINED | {"models"},
     "verify.ledger": DATA | JOINED | {"models", "engine"},
     "verify.replay": DATA | COMPUTE | JOINED | {"verify.ledger", "verify.integrity"},
-    "verify.explain": DATA | JOINED | {"engine", "models", "verify.ledger"},
+    "verify.explain": DATA | COMPUTE | JOINED | {"verify.ledger", "verify.replay", "verify.diff"},
     "report": DATA | {"verify.integrity", "verify.diff"},
     "progress": DATA | {"executor"},
     "terminal": DATA
@@ -60,6 +60,7 @@ UNIT_OF = {"strict_yaml": "spec", "validation": "spec", "_cpu": "kernels", "veri
     f"verify.{part}": "verify.diff" for part in ("alignment", "causes", "diff_file", "row_pairs", "sorting")
 }
 UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", "mismatch")}
+UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side")}
 
 HOME: dict[str, set[str]] = {
     "click": {"cli"},

@@ -1,0 +1,115 @@
+"""Why a row differs: what is stored, what is made here on each side, and the op at which they part."""
+
+from collections.abc import Iterable
+
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from batchgen.terminal import OUT, count, facts, plain
+from batchgen.verify.elements import Elements
+from batchgen.verify.explain import Culprit, Explanation, SideReport
+from batchgen.verify.mismatch import Candidate, Mismatch
+
+_SHORT = 16  # characters of a digest
+
+
+def print_explanation(found: Explanation) -> None:
+    """Row, stored difference, manifests, sides, culprit; the last line says it in one sentence."""
+    title = Text.assemble(plain(found.row_key, "bold"), f" · sample {found.sample_index}")
+    OUT.print(Rule(title, align="left", style="dim"))
+    pairs: list[tuple[str, object]] = [("run A" if found.run_b else "run", found.run_a), ("run B", found.run_b)]
+    pairs += [("stored", place(found.stored, "A", "B"))] if found.stored else []
+    pairs += [("manifests" if at == 0 else "", _fact(*fact)) for at, fact in enumerate(_facts(found))]
+    pairs += [(f"side {side.name}", side_view(side)) for side in found.sides]
+    if found.sides:
+        alike = "every op gives the same bits on both sides" if found.culprit is None else None
+        pairs.append(("made here", place(found.made, "A", "B") if found.made else "the same row on both sides"))
+        pairs.append(("ops", alike))
+    OUT.print(facts(pairs))
+    if found.stored and found.stored.draw:
+        OUT.print(
+            candidates([("A", found.stored.draw.stored), ("B", found.stored.draw.made)], found.stored.draw.margin)
+        )
+    if found.culprit:
+        OUT.print(culprit_view(found.culprit))
+    OUT.print()
+    verdict = ("differs", "bold red") if found.differs else ("same", "bold")
+    OUT.print(Text.assemble(verdict, plain(f": {found.conclusion}")), soft_wrap=True)
+
+
+def place(mismatch: Mismatch, a: str, b: str) -> str:
+    """token_ids[4]: A has 123, B has 88; and logprobs, text"""
+    where = mismatch.column if mismatch.position is None else f"{mismatch.column}[{mismatch.position}]"
+    others = ", ".join(name for name in mismatch.columns if name != mismatch.column)
+    values = [("nothing" if value is None else str(value)) for value in (mismatch.stored, mismatch.made)]
+    return f"{where}: {a} has {values[0]}, {b} has {values[1]}" + (f"; and {others} differ" if others else "")
+
+
+def side_view(side: SideReport) -> Text:
+    """How it was made, and whether that gave the stored row."""
+    how = side.how
+    shared = "prefix cache" if how["prefix_cache"] else "no prefix cache"
+    beside = f"beside {count(side.company, 'row')}" if side.company else "alone"
+    text = f"{beside}; at most {how['max_num_seqs']} at once, {how['max_num_batched_tokens']} tokens a step, {shared}\n"
+    if side.reproduced:
+        return Text.assemble(text, "gives the stored row, bit for bit")
+    lines = place(side.mismatch, "it", "this machine") if side.mismatch else ""
+    return Text.assemble(text, ("does not give the stored row: ", "red"), plain(lines))
+
+
+def culprit_view(culprit: Culprit) -> Table:
+    """The op, the position, and the values themselves."""
+    where = f"the prompt's token {culprit.position}"
+    if culprit.output_token is not None:
+        where = f"output token {culprit.output_token}"
+    pairs: list[tuple[str, object]] = [
+        ("parts in", plain(culprit.label, "bold")),
+        ("at", f"position {culprit.position}: {where}, {culprit.token_id} {culprit.text!r}"),
+        ("inputs", "equal, bit for bit"),
+    ]
+    pairs += [("outputs", elements_view(found, culprit.sides)) for found in culprit.elements]
+    if not culprit.elements:
+        pairs.append(("outputs", "differed once, and not when both sides were made again: it does not repeat"))
+    return facts(pairs)
+
+
+def elements_view(found: Elements, sides: str) -> str:
+    """3 of 128 elements of q differ, the first [0, 5]: 0.25 (0x3e80) on A, 0.251 (0x3e81) on B"""
+    name = "" if found.output == "out" else f" of {found.output}"
+    a, b = (side.strip() for side in sides.split(","))
+    second = f"{b} too, another time" if a == b else b
+    return (
+        f"{found.differing} of {count(found.of, 'element')}{name} {'differs' if found.differing == 1 else 'differ'}, "
+        f"first {list(found.index)}: {found.a:.9g} ({found.a_bits}) on {a}, {found.b:.9g} ({found.b_bits}) on {second}"
+    )
+
+
+def candidates(sides: Iterable[tuple[str, Candidate | None]], margin: float | None) -> Table:
+    """The two tokens at the first difference, with what the sampler compares when the row is alone here."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_row("", *(Text(name, "dim") for name in ("token", "text", "logit", "score")))
+    for name, token in sides:
+        if token is None:
+            table.add_row(name, "–", Text("ended before", "dim"), "", "")
+            continue
+        numbers = ("–" if value is None else f"{value:.9g}" for value in (token.logit, token.score))
+        table.add_row(name, str(token.token_id), plain(repr(token.text)), *numbers)
+    if margin is not None:
+        table.add_row("margin", "", "", "", f"{abs(margin):.9g}")
+    return table
+
+
+def _facts(found: Explanation) -> list[tuple[str, object, object]]:
+    return [(fact.key, fact.a, fact.b) for fact in found.facts]
+
+
+def _fact(key: str, a: object, b: object) -> str:
+    return f"{key}: {_short(a)} in A, {_short(b)} in B"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    is_digest = len(text) == 64 and all(c in "0123456789abcdef" for c in text)
+    return f"{text[:_SHORT]}…" if is_digest else text

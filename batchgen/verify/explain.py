@@ -1,0 +1,243 @@
+"""explain: why is a row different? Its two versions are made again, and every op of every position is compared."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from batchgen.engine.bits import same_bits
+from batchgen.engine.trace import Place, first_difference
+from batchgen.io.hashing import ROW_HASH, leaves
+from batchgen.io.same_job import differences
+from batchgen.io.schema import OUTPUT_COLUMNS
+from batchgen.loader import Progress
+from batchgen.models.op_names import op_names
+from batchgen.models.packed import PackedWeights
+from batchgen.records import Request
+from batchgen.verify.causes import Difference, suspects
+from batchgen.verify.elements import Elements, compare_elements
+from batchgen.verify.ledger import Ledger
+from batchgen.verify.mismatch import Mismatch, Scorer, find_mismatch
+from batchgen.verify.side import Made, Side, StoredRow, lone_config, recorded_config
+
+_INPUTS = {"prompt_token_ids": "prompt ids", "params_hash": "sampling parameters", "seed": "seed"}
+
+
+@dataclass(frozen=True, slots=True)
+class SideReport:
+    """One side, made again here."""
+
+    name: str  # "A", "B"
+    run: str
+    how: dict[str, Any]
+    company: int  # requests beside the row
+    reproduced: bool  # the stored row, bit for bit
+    mismatch: Mismatch | None  # stored against made, if it is not
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Where the two computations part. All that the op reads there is equal bit for bit; what it gives is not."""
+
+    position: int
+    token_id: int  # at that position
+    text: str
+    output_token: int | None  # which output token stands there; None: one of the prompt
+    label: str  # "layer 7, attention output linear"
+    layer: int | None
+    role: str
+    op: str
+    sides: str  # "A, B", or "A, A" when one side gave two values for one position
+    elements: tuple[Elements, ...]  # empty: the difference was not there when both were made once more
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a row differs. Without run_b, side A is the row as it was recorded, side B the row alone."""
+
+    row_key: str
+    sample_index: int
+    run_a: str
+    run_b: str | None
+    stored: Mismatch | None  # A's row ("stored") against B's ("made")
+    facts: tuple[Difference, ...]  # in which the manifests differ, if it can act on rows
+    machine: dict[str, str]  # canary and kernel set of this machine
+    weights: str | None  # the first tensor that differs
+    sides: tuple[SideReport, ...]  # none: nothing was computed
+    made: Mismatch | None  # side A ("stored") against side B ("made"), both made here
+    culprit: Culprit | None
+    conclusion: str
+    differs: bool
+
+
+def explain(
+    run: Path, row_key: str, sample_index: int = 0, against: Path | None = None, on_fetch: Progress = lambda *_: None
+) -> Explanation:
+    """`explain_runs` with the run `against`, `explain_run` without. Raises what they do, and what Ledger.open does."""
+    a = Ledger.open(run, on_fetch)
+    if against is None:
+        return explain_run(a, row_key, sample_index)
+    return explain_runs(a, Ledger.open(against, on_fetch), row_key, sample_index)
+
+
+def explain_runs(a: Ledger, b: Ledger, row_key: str, sample_index: int = 0) -> Explanation:
+    """One row of two runs. Raises InputError when one of them has no such row, VerifyError for edited files."""
+    rows = [StoredRow.find(ledger, row_key, sample_index) for ledger in (a, b)]
+    facts = tuple(difference for difference, _ in suspects(a.manifest, b.manifest).acting)
+    stored = _mismatch(rows[0].table, rows[1].table)
+    blank = _blank(rows[0], str(b.run), facts, stored)
+    if rows[0].table[ROW_HASH].equals(rows[1].table[ROW_HASH]):
+        return replace(blank, conclusion="the row is the same in both runs, bit for bit", differs=False)
+    if reason := _not_comparable(rows, stored):
+        return replace(blank, conclusion=reason)
+    shared = a.manifest.fingerprint.get("weights_digest") == b.manifest.fingerprint.get("weights_digest")
+    weights = (a.weights, a.weights if shared else b.weights)
+    sides = [Side(row, recorded_config(row.ledger), held, alone=False) for row, held in zip(rows, weights, strict=True)]
+    blank = replace(blank, weights=None if shared else _first_tensor(*weights))
+    return _compare(blank, sides)
+
+
+def explain_run(a: Ledger, row_key: str, sample_index: int = 0) -> Explanation:
+    """One row of one run, made as it was recorded, and alone under another RunConfig. Raises as `explain_runs`."""
+    row = StoredRow.find(a, row_key, sample_index)
+    blank = _blank(row, None, (), None)
+    if row.request is None:
+        return replace(blank, conclusion="the row has no prompt: nothing of it was computed", differs=False)
+    sides = [
+        Side(row, recorded_config(a), a.weights, alone=False),
+        Side(row, lone_config(a), a.weights, alone=True),
+    ]
+    return _compare(blank, sides)
+
+
+def _blank(row: StoredRow, run_b: str | None, facts: tuple[Difference, ...], stored: Mismatch | None) -> Explanation:
+    names = row.table.select(["row_key", "sample_index"]).to_pylist()[0]
+    return Explanation(
+        **names,
+        run_a=str(row.ledger.run),
+        run_b=run_b,
+        stored=stored,
+        facts=facts,
+        machine={},
+        weights=None,
+        sides=(),
+        made=None,
+        culprit=None,
+        conclusion="",
+        differs=True,
+    )
+
+
+def _not_comparable(rows: list[StoredRow], stored: Mismatch | None) -> str | None:
+    """Why nothing is computed, if the two rows are not answers to one question."""
+    a, b = (row.ledger for row in rows)
+    if stored is None:
+        return "the rows are equal in all columns that both runs have"
+    if odd := [name for column, name in _INPUTS.items() if column in stored.columns]:
+        return f"the rows are not answers to one question: their {' and '.join(odd)} differ"
+    if not all(row.request for row in rows):
+        return "the row has no prompt in either run: nothing of it was computed"
+    if a.spec.numerics != b.spec.numerics:
+        profiles = f"{a.spec.numerics} in A and {b.spec.numerics} in B"
+        return f"the numerics profile is {profiles}: each has bits of its own"
+    shapes = [key for key, *_ in differences(a.model.config.arithmetic(), b.model.config.arithmetic())]
+    if shapes:
+        return f"the models are not of one shape: their {', '.join(shapes)} differ"
+    return None
+
+
+def _compare(blank: Explanation, sides: list[Side]) -> Explanation:
+    """Make the row on both sides, and find where they part."""
+    made = [side.make() for side in sides]
+    reports = [_report(name, side, done) for name, side, done in zip("AB", sides, made, strict=True)]
+    place = first_difference(made[0].trace, made[1].trace, _common_positions(sides[0].request, made))
+    stored = blank.stored
+    if stored and stored.column == "token_ids":
+        row = sides[0].row
+        stored = _mismatch(row.table, sides[1].row.table, row.request, Scorer(row.ledger))
+    found = replace(
+        blank,
+        stored=stored,
+        machine={part: sides[0].engine.fingerprint[part] for part in ("kernel_set", "canary")},
+        sides=tuple(reports),
+        made=_mismatch(made[0].table, made[1].table),
+        culprit=_culprit(place, sides, made[0]) if place else None,
+    )
+    differs = bool(found.run_b or found.culprit or found.made or not all(side.reproduced for side in reports))
+    return replace(found, conclusion=_conclusion(found), differs=differs)
+
+
+def _report(name: str, side: Side, made: Made) -> SideReport:
+    stored = side.row.table
+    reproduced = stored[ROW_HASH].equals(made.table[ROW_HASH])
+    mismatch = None if reproduced else _mismatch(stored, made.table)
+    return SideReport(name, str(side.row.ledger.run), side.how, len(side.requests) - 1, reproduced, mismatch)
+
+
+def _common_positions(request: Request, made: list[Made]) -> int:
+    """How many positions hold the same token on both sides. What comes after answers other questions."""
+    a, b = (done.token_ids for done in made)
+    first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return len(request.prompt_token_ids) + first
+
+
+def _culprit(place: Place, sides: list[Side], made: Made) -> Culprit:
+    """Makes both sides once more, to see the values themselves."""
+    request, model = sides[0].request, sides[0].row.ledger.model
+    kept = [(name, values) for name, side in zip("AB", sides, strict=True) for values in side.make(place).trace.kept]
+    names, elements = "", tuple[Elements, ...]()
+    for name, values in kept[1:]:
+        if found := compare_elements(kept[0][1], values):
+            names, elements = f"{kept[0][0]}, {name}", tuple(found)
+            break
+    num_prompt, op = len(request.prompt_token_ids), op_names(model.config)[place.op]
+    token_id = (*request.prompt_token_ids, *made.token_ids)[place.position]
+    return Culprit(
+        position=place.position,
+        token_id=token_id,
+        text=model.tokenizer.decode([token_id], skip_special_tokens=False),
+        output_token=place.position - num_prompt if place.position >= num_prompt else None,
+        label=str(op),
+        layer=op.layer,
+        role=op.role,
+        op=op.op,
+        sides=names,
+        elements=elements,
+    )
+
+
+def _conclusion(found: Explanation) -> str:
+    weights = f"the weights differ, first in {found.weights}; " if found.weights else ""
+    if found.culprit:
+        return f"{weights}the computations part in {found.culprit.label}, at position {found.culprit.position}"
+    if found.made and not OUTPUT_COLUMNS & set(found.made.columns):
+        return f"the answers are the same; what differs is carried from the input: {', '.join(found.made.columns)}"
+    if found.made:
+        return f"{weights}every op gives the same bits on both sides, and the rows differ in {found.made.column}"
+    right = [side.name for side in found.sides if side.reproduced]
+    if found.run_b is None:
+        if right:
+            return "this machine gives the stored row, bit for bit, in company and alone"
+        return "this machine gives one row in company and alone, and not the stored one: " + _BLAME.format("the run")
+    if len(right) == 1:
+        wrong = "B" if right == ["A"] else "A"
+        return f"this machine gives {right[0]}'s row on both sides: " + _BLAME.format(wrong)
+    return "this machine gives one row on both sides, neither A's nor B's: " + _BLAME.format("each of them")
+
+
+_BLAME = "{} was made by another build or a faulty machine"
+
+
+def _first_tensor(a: PackedWeights, b: PackedWeights) -> str | None:
+    """Its name, as in models/packed.py."""
+    return next((name for name in a.tensors if not same_bits(a[name], b[name])), None)
+
+
+def _mismatch(
+    a: pa.Table, b: pa.Table, request: Request | None = None, scorer: Scorer | None = None
+) -> Mismatch | None:
+    """Of two versions of a row, in the columns that both have; None when those are equal."""
+    both = [name for name in a.column_names if name in b.column_names and name != ROW_HASH]
+    a, b = a.select(both), b.select(both)
+    return None if leaves(a) == leaves(b) else find_mismatch(a, b, request, scorer)

@@ -1,0 +1,115 @@
+"""One way to make one row of a run again: whose engine, with which limits, beside whom."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import pyarrow as pa
+
+from batchgen.engine.engine import Engine
+from batchgen.engine.trace import Place, Recorder, Trace, TracingRunner
+from batchgen.errors import VerifyError
+from batchgen.executor.run_config import RunConfig
+from batchgen.executor.start import start_engine
+from batchgen.io.hashing import ROW_HASH, params_hash
+from batchgen.io.schema import Row, rows_to_table
+from batchgen.kernels.cpu.native import set_threads
+from batchgen.models.op_names import op_names
+from batchgen.models.packed import PackedWeights
+from batchgen.records import Request
+from batchgen.verify.choice import named_rows
+from batchgen.verify.ledger import Ledger
+
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "prefix_cache", "threads")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A row as it lies in a run, and the requests of those that were made beside it."""
+
+    ledger: Ledger
+    table: pa.Table  # of the one row
+    request: Request | None  # None: it has no prompt
+    before: tuple[Request, ...]  # of the same shard, in its order
+    after: tuple[Request, ...]
+
+    @classmethod
+    def find(cls, ledger: Ledger, row_key: str, sample_index: int) -> Self:
+        """Raises InputError for a row that is not there, VerifyError for a shard that is not as it was committed."""
+        [(index, [at])] = named_rows(ledger, [row_key], sample_index).positions.items()
+        shard = next(shard for shard in ledger.manifest.shards if shard.index == index)
+        table = ledger.table(shard)
+        rows = table.select(["row_key", "sample_index", "prompt_token_ids"]).to_pylist()
+        asked = [None if row["prompt_token_ids"] is None else ledger.request(row) for row in rows]
+        before, after = ([request for request in part if request] for part in (asked[:at], asked[at + 1 :]))
+        return cls(ledger, table.slice(at, 1), asked[at], tuple(before), tuple(after))
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of a row that was made again."""
+
+    table: pa.Table  # of the one row, with the columns of the stored one
+    token_ids: tuple[int, ...]
+    trace: Trace
+
+
+class Side:
+    """An engine that makes one row, as often as it is asked to."""
+
+    def __init__(self, row: StoredRow, config: RunConfig, weights: PackedWeights, *, alone: bool) -> None:
+        """Raises EngineError when the engine does not start."""
+        assert row.request
+        ledger = row.ledger
+        self.row = row
+        self.config = config
+        self.request = row.request
+        self.engine: Engine = start_engine(ledger.spec, ledger.model, config, weights)
+        self._runner = self.engine.runner
+        # Those that may still run when the row begins, and all that may join it.
+        before = row.before[-config.max_num_seqs + 1 :] if config.max_num_seqs > 1 else ()
+        self.requests = (self.request,) if alone else (*before, self.request, *row.after)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """JSON: the limits, and what the engine runs on."""
+        limits = {name: getattr(self.config, name) for name in _LIMITS}
+        return limits | {name: self.engine.about.get(name) for name in ("threads", "instruction_set")}
+
+    def make(self, keep: Place | None = None) -> Made:
+        """The row, made by an engine that remembers nothing. `keep`: a place whose outputs the trace is to hold."""
+        recorder = Recorder(op_names(self.row.ledger.model.config), keep)
+        self.engine.runner = TracingRunner(self._runner, recorder, self.request)
+        self.engine.blocks.forget()
+        set_threads(int(self.how["threads"]))
+        name = (self.request.row_key, self.request.sample_index)
+        with closing(self.engine.generate(self.requests)) as completions:
+            for completion in completions:
+                if (completion.row_key, completion.sample_index) == name:
+                    row = Row(self.request.seed, self.request.prompt_token_ids, completion)
+                    return Made(self._as_stored(row), completion.token_ids, recorder.trace)
+        raise VerifyError("the engine gave no answer", where=f"row {name[0]!r} sample {name[1]}")
+
+    def _as_stored(self, row: Row) -> pa.Table:
+        stored = self.row.table
+        names = stored.column_names
+        passthrough = stored.select(names[names.index(ROW_HASH) + 1 :])
+        return rows_to_table([row], passthrough, params_hash(self.request.params), stored.schema)
+
+
+def recorded_config(ledger: Ledger) -> RunConfig:
+    """The RunConfig that the run's manifest names, as far as it says how rows are computed."""
+    known = {field.name for field in fields(RunConfig)} & set(_LIMITS)
+    return _config(ledger, {name: value for name, value in ledger.manifest.run_config.items() if name in known})
+
+
+def lone_config(ledger: Ledger) -> RunConfig:
+    """One sequence at a time, chunks that begin and end elsewhere, nothing shared."""
+    then = recorded_config(ledger)
+    budget = 48 if then.max_num_batched_tokens != 48 else 80
+    return _config(ledger, {"max_num_seqs": 1, "max_num_batched_tokens": budget, "prefix_cache": False})
+
+
+def _config(ledger: Ledger, limits: Mapping[str, Any]) -> RunConfig:
+    return RunConfig(ledger.run, probe=0.0, **limits)
