@@ -87,7 +87,7 @@ def _hashes(run: Summary) -> Fact:
 def _lengths(run: Summary) -> str:
     tally, answers = run.tally, run.output_lengths.spread
     if not answers:
-        return "There is no answer yet." if not run.finished else "There is no answer."
+        return "There is no answer." if run.finished else "There is no answer yet."
     ok = tally.stop + tally.length
     half = f"Half of the answers have at most {counted(answers.median, 'token')}."
     if not tally.length:
@@ -142,7 +142,7 @@ def _probes(run: Summary) -> str:
 def _samples(run: Summary) -> str:
     rows = len(run.samples)
     if not rows:
-        return "There is no row yet." if not run.finished else "There is no row."
+        return "There is no row yet."
     spread = "All rows" if rows == run.tally.rows else f"{counted(rows, 'row')}, evenly spread over the run"
     ids = any(sample.prompt is None and sample.row["prompt_token_ids"] is not None for sample in run.samples)
     return f"{spread}.{' Prompts are token ids, for the tokenizer was not at hand.' if ids else ''}"

@@ -51,13 +51,14 @@ def sql(run: Path) -> Counts:
         with duckdb.connect() as connection:
             files = str(run / "rows" / "*.parquet")
             connection.execute(f"CREATE VIEW samples AS SELECT * FROM read_parquet('{files}')")
-            return connection.execute(query).fetchall()
+            rows: list[tuple[Any, ...]] = connection.execute(query).fetchall()
+            return rows
 
     return ask
 
 
 def test_counts(found: Scan, sql: Counts) -> None:
-    by_reason = dict(sql("SELECT finish_reason, count(*) FROM samples GROUP BY ALL"))
+    by_reason: dict[str, int] = dict(sql("SELECT finish_reason, count(*) FROM samples GROUP BY ALL"))
     tally = found.tally
     assert by_reason == {"stop": tally.stop, "length": tally.length, "error": tally.error}
     assert sql("SELECT count(*), sum(num_prompt_tokens), sum(num_output_tokens) FROM samples") == [
@@ -87,7 +88,7 @@ def test_diversity(found: Scan, sql: Counts) -> None:
         GROUP BY ALL"""
     diversity = found.diversity
     assert diversity is not None
-    expected = dict(sql(per_prompt))
+    expected: dict[int, int] = dict(sql(per_prompt))
     assert dict(enumerate(diversity.distinct, 1)) == {count: expected.get(count, 0) for count in range(1, 5)}
     assert diversity.distinct[1], "the case is in the data"
     assert [(diversity.left_out,)] == sql("SELECT count(DISTINCT row_key) FROM samples WHERE status = 'error'")
@@ -159,7 +160,9 @@ def test_files_that_cannot_be_counted(tmp_path: Path, fault: str) -> None:
         file.write_bytes(file.read_bytes()[:-9])
     else:
         pq.write_table(table.slice(1) if fault == "short" else table.drop_columns(["status"]), file)
-    with pytest.raises(RunError, match=rf"part-00001\.parquet: {messages.get(fault, 'lacks the column status')}") as caught:
+    with pytest.raises(
+        RunError, match=rf"part-00001\.parquet: {messages.get(fault, 'lacks the column status')}"
+    ) as caught:
         scan(run, read_manifest(run))
     assert caught.value.hint == f"batchgen verify {run} says what is wrong"
 

@@ -1,29 +1,13 @@
 """The timeline: totals stay exact however commits are gathered into steps, and odd events end nothing."""
 
 import random
-from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from support.report_events import commit, event, timeline
 
-from batchgen.report.timeline import MAX_STEPS, NUM_SLOWEST, Timeline, read_timeline
-
-START = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
-def event(after: float, kind: str, **facts: Any) -> dict[str, Any]:
-    return {"at": (START + timedelta(seconds=after)).isoformat(), "event": kind, **facts}
-
-
-def commit(began: float, seconds: float, replica: str = "local", samples: int = 8, slowest: Any = ()) -> dict[str, Any]:
-    facts = {"samples": samples, "output_tokens": 10 * samples, "replica": replica, "slowest": slowest}
-    return event(began + seconds, "commit", seconds=seconds, **facts)
-
-
-def timeline(events: list[dict[str, Any]]) -> Timeline:
-    found = read_timeline(events)
-    assert found is not None
-    return found
+from batchgen.report.timeline import MAX_STEPS, NUM_SLOWEST, read_timeline
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 1000])
@@ -39,7 +23,7 @@ def test_steps_hold_every_commit_once(count: int) -> None:
     for own in stretch.steps.values():
         assert len(own) <= MAX_STEPS
         assert own[0].start == 0
-        assert all(left.stop == right.start for left, right in zip(own, own[1:], strict=False))
+        assert all(left.stop == right.start for left, right in pairwise(own))
         assert all(step.seconds > 0 for step in own)
 
 
@@ -65,7 +49,7 @@ def test_pauses_and_how_a_process_ended() -> None:
 
 
 def test_the_slowest_of_all_commits() -> None:
-    rows = [[f"row-{i}", 0, float(i % 17), i] for i in range(60)]
+    rows: list[list[Any]] = [[f"row-{i}", 0, float(i % 17), i] for i in range(60)]
     commits = [commit(0, i + 1, slowest=rows[3 * i : 3 * i + 3]) for i in range(20)]
     found = timeline([event(0, "start"), *commits]).slowest
     assert [row.seconds for row in found] == sorted((row[2] for row in rows), reverse=True)[:NUM_SLOWEST]

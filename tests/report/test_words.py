@@ -75,7 +75,15 @@ def test_percent_never_rounds_to_none_or_all(part: int, whole: int, expected: st
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [(0, "0 s"), (0.25, "0.25 s"), (9, "9 s"), (59.4, "59.4 s"), (125, "2:05 min"), (11_045, "3:04:05 h"), (2e5, "2 d 7 h")],
+    [
+        (0, "0 s"),
+        (0.25, "0.25 s"),
+        (9, "9 s"),
+        (59.4, "59.4 s"),
+        (125, "2:05 min"),
+        (11_045, "3:04:05 h"),
+        (2e5, "2 d 7 h"),
+    ],
 )
 def test_clock(seconds: float, expected: str) -> None:
     assert clock(seconds) == expected

@@ -20,6 +20,22 @@ from batchgen.records import Completion, Request
 Answer = Callable[[Request], Completion]
 SELF_TEST = {"canary": "c" * 64, "ops": 11, "comparisons": 143}
 
+SECTIONS = ["outcome", "lengths", "throughput", "diversity", "proof", "rows", "samples", "identity"]
+HOSTILE = [
+    "</script><img src=x onerror=alert(1)>",
+    "</style></pre></details></main><h1>gone</h1>",
+    "<!--",
+    "]]><![CDATA[",
+    "\"'><svg onload=alert(1)>",
+    "{{ 7 * 7 }}{% for x in y %}",
+    "&lt;b&gt;&amp;&#0;&copy",
+    "\0\x1b[31m\x07\x85",
+    "\u202emoc.elpmaxe\u2066\u2069",
+    "مرحبا بالعالم",
+    "w" * 5000,
+    "javascript:alert(1)",
+]
+
 
 @dataclass
 class ScriptedEngine(FakeEngine):
@@ -41,6 +57,13 @@ def failed(request: Request, message: str = "logits are not finite") -> Completi
     """No answer."""
     code = "non_finite_logits"
     return Completion(request.row_key, request.sample_index, (), "", "error", error_code=code, error_message=message)
+
+
+def hostile(request: Request) -> Completion:
+    """For a row key that begins with a number and |: that text of HOSTILE, as answers and as the message of an error."""
+    at = int(request.row_key.split("|")[0])
+    text = HOSTILE[at]
+    return failed(request, text) if request.sample_index == 2 else ok(request, [at], text)
 
 
 def write_run(folder: Path, keys: Sequence[str], answer: Answer = complete, **how: Any) -> Path:
