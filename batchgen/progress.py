@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from threading import Event, Thread
+from time import perf_counter
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -31,22 +32,26 @@ class Display(Protocol):
     def made(self, progress: Progress) -> None:
         """Samples of the job that are done."""
 
+    def checked(self, done: int, total: int) -> None:
+        """Rows of a run that are verified."""
 
-def display(console: Console, seconds: float = LINE_SECONDS) -> Display:
-    """The display that fits the console."""
-    return BarDisplay(console) if console.is_terminal else LineDisplay(console.out, seconds)
+
+def display(console: Console, seconds: float = LINE_SECONDS, *, after: float = 0.0) -> Display:
+    """The display that fits the console. A bar comes up `after` seconds, so that what is quick does not flicker."""
+    return BarDisplay(console, after) if console.is_terminal else LineDisplay(console.out, seconds)
 
 
 class BarDisplay:
     """A bar that is drawn anew twice a second and leaves nothing behind."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, after: float = 0.0) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(None), _Note())
         self._bars = Bars(*columns, console=console, refresh_per_second=2, transient=True, expand=True)
         self._task = self._bars.add_task("starting", total=None, note=str)
+        self._started, self._after, self._is_up = perf_counter(), after, False
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        self._come_up()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -61,7 +66,16 @@ class BarDisplay:
     def made(self, progress: Progress) -> None:
         self._show("samples", progress.done, progress.samples, lambda: job_text(progress))
 
+    def checked(self, done: int, total: int) -> None:
+        self._show("rows", done, total, lambda: check_text(done, total, perf_counter() - self._started))
+
+    def _come_up(self) -> None:
+        if not self._is_up and perf_counter() - self._started >= self._after:
+            self._bars.start()
+            self._is_up = True
+
     def _show(self, what: str, done: int, total: int | None, note: Callable[[], str]) -> None:
+        self._come_up()
         self._bars.update(self._task, description=what, completed=done, total=total, note=note)
 
 
@@ -80,6 +94,7 @@ class LineDisplay:
         self._text: Callable[[], str] = lambda: "starting"
         self._over = Event()
         self._thread = Thread(target=self._tell, daemon=True)
+        self._started = perf_counter()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -94,6 +109,9 @@ class LineDisplay:
 
     def made(self, progress: Progress) -> None:
         self._text = lambda: f"samples {job_text(progress)}"
+
+    def checked(self, done: int, total: int) -> None:
+        self._text = lambda: f"rows {check_text(done, total, perf_counter() - self._started)}"
 
     def _tell(self) -> None:
         while not self._over.wait(self._seconds):
@@ -114,6 +132,14 @@ def job_text(progress: Progress) -> str:
     if made >= SETTLED:
         left = (progress.samples - progress.done) * seconds / made
         parts += [f"{progress.output_tokens / seconds:.0f} tok/s", f"{clock(left)} left"]
+    return ", ".join(parts)
+
+
+def check_text(done: int, total: int, seconds: float) -> str:
+    """120,000/1,000,000, 0:01, 240,000 rows/s, 0:04 left"""
+    parts = [f"{done:,}/{total:,}", clock(seconds)]
+    if done and seconds:
+        parts += [f"{done / seconds:,.0f} rows/s", f"{clock((total - done) * seconds / done)} left"]
     return ", ".join(parts)
 
 

@@ -74,14 +74,14 @@ def sync_folder(path: Path) -> None:
 def write_shard(path: Path, table: pa.Table, keys: bytes) -> None:
     """Write one shard's rows as Parquet. `keys`, from `row_keys_json`, let verify name rows that went missing.
 
-    To start zstd for each column of a small shard would take longer than all else when it is read.
+    A small table is not compressed: starting zstd for each column would take most of the time of reading it.
     """
     metadata: Mapping[bytes, bytes] = table.schema.metadata or {}
     sink = pa.BufferOutputStream()
     pq.write_table(
         table.replace_schema_metadata({**metadata, ROW_KEYS: keys}),
         sink,
-        compression="snappy" if table.nbytes < _SMALL_BYTES else "zstd",
+        compression="none" if table.nbytes < _SMALL_BYTES else "zstd",
         use_dictionary=[name for name in _REPEATED if name in table.column_names],
         write_statistics=["row_key"],
         version="2.6",  # keeps nanoseconds and uint32

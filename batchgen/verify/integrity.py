@@ -2,15 +2,18 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from batchgen.errors import RunError
 from batchgen.io.finding import Finding, Kind
 from batchgen.io.hashing import MerkleTree
 from batchgen.io.manifest import FILE_NAME, ROWS, Manifest, part_name, read_manifest
+from batchgen.io.row_rules import RowRules
 from batchgen.io.shard_check import check_shards
 from batchgen.io.shard_faults import KeysOf, expected_ids
+from batchgen.plan import Plan
 
 _MAX_FINDINGS = 10_000
 
@@ -29,29 +32,48 @@ class Verdict:
         return not self.counts
 
 
-def verify_run(run: Path, keys_of: KeysOf | None = None) -> Verdict:
-    """Recompute every leaf, digest, count and the root of the run at `run` from its files alone.
+def verify_run(
+    run: Path,
+    keys_of: KeysOf | None = None,
+    *,
+    root: str | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Verdict:
+    """Recompute every hash, count and the root of the run at `run` from its files alone, and hold them to the manifest.
+
+    Checked of every row: that it hashes to its row_hash; that its seed is that of the job's seed, its row key and its
+    sample_index; that its params_hash is that of the job's sampling; that samples 0 .. n-1 follow one another. Of every
+    shard: its digest, counts, row keys in order, size and columns. Of the manifest: that fingerprint, plan and counts
+    are those of its own spec, inputs and shards; that job.yaml is the one on record; that the root is that of the rows.
+    `root`, noted elsewhere, is what the root must be: a run that was forged throughout gives itself away only there.
 
     Memory does not grow with the number of rows. `keys_of`, where the input is at hand, names the rows of files that
-    are gone. Raises RunError when there is no manifest, or none that can be read.
+    are gone. `on_progress` is told how many rows of how many are done. Raises RunError when there is no manifest, or
+    none that can be read.
     """
     manifest = read_manifest(run)
     found = _Findings()
-    found.add(_check_manifest(run, manifest))
+    if reason := _unusable(manifest):
+        return Verdict(0, None, (Finding("manifest", FILE_NAME, reason),), {"manifest": 1})
+    found.add(Finding("manifest", FILE_NAME, fault) for fault in (*manifest.contradictions(), *_off_plan(manifest)))
+    found.add(_check_state(run, manifest))
     tree, rows = MerkleTree(), 0
     for shard, leaves, wrong in check_shards(run, manifest, manifest.shards, keys_of):
         found.add(wrong)
         rows += len(leaves)
-        if not wrong:
+        if not found.counts:
             tree.add(shard.start * manifest.plan.n, leaves)
+        on_progress(rows, manifest.counts.rows)
     found.add(_strays(run, manifest))
-    root = None
+    made = None
     if manifest.finished and not found.counts:
-        root = tree.root(manifest.plan.rows * manifest.plan.n)
-        if root != manifest.root:
-            found.add([Finding("manifest", FILE_NAME, f"its root is {manifest.root}, and the rows give {root}")])
+        made = tree.root(manifest.plan.rows * manifest.plan.n)
+        if made != manifest.root:
+            found.add([Finding("manifest", FILE_NAME, f"its root is {manifest.root}, and the rows give {made}")])
+    if root is not None and root != (made or manifest.root):
+        found.add([Finding("manifest", FILE_NAME, f"its root is {made or manifest.root}, and should be {root}")])
     found.find_homes(run, manifest)
-    return Verdict(rows, root, tuple(found.first), dict(found.counts))
+    return Verdict(rows, made, tuple(found.first), dict(found.counts))
 
 
 class _Findings:
@@ -101,12 +123,40 @@ def _id(finding: Finding) -> tuple[str | None, int | None]:
     return finding.row_key, finding.sample_index
 
 
-def _check_manifest(run: Path, manifest: Manifest) -> Iterator[Finding]:
-    for contradiction in manifest.contradictions():
-        yield Finding("manifest", FILE_NAME, contradiction)
-    job = run / "job.yaml"
-    if not job.is_file() or hashlib.sha256(job.read_bytes()).hexdigest() != manifest.job_yaml_sha256:
-        yield Finding("changed", "job.yaml", "is not the file that the run was started with")
+def _unusable(manifest: Manifest) -> str | None:
+    """Why the manifest cannot say what its rows must be like."""
+    plan = manifest.plan
+    if plan.rows < 0 or plan.n < 1 or plan.rows_per_shard < 1:
+        return "its plan is of no rows"
+    try:
+        RowRules.of(manifest)
+    except RunError as error:
+        return error.message
+    return None
+
+
+def _off_plan(manifest: Manifest) -> Iterator[str]:
+    """Where fingerprint and plan are not those of the spec and the inputs beside them."""
+    plan, fingerprint, rules = manifest.plan, manifest.fingerprint, RowRules.of(manifest)
+    job, inputs = (fingerprint.get(part, "") for part in ("job_fingerprint", "inputs_digest"))
+    if fingerprint.get("params_hash") != rules.params_hash:
+        yield "params_hash is not that of the sampling of its spec"
+    if plan.n != rules.n:
+        yield f"its plan has {plan.n} samples of each row, and its spec {rules.n}"
+    if plan.rows != sum(file.rows for file in manifest.inputs):
+        yield f"its plan has {plan.rows} rows, and its inputs {sum(file.rows for file in manifest.inputs)}"
+    if plan.digest != Plan(job, inputs, plan.rows, plan.n, plan.rows_per_shard).digest:
+        yield "the digest of its plan is not that of its job, inputs, rows and shards"
+
+
+def _check_state(run: Path, manifest: Manifest) -> Iterator[Finding]:
+    try:
+        job_yaml = (run / "job.yaml").read_bytes()
+    except OSError as error:
+        yield Finding("changed", "job.yaml", f"cannot be read: {error.strerror}")
+    else:
+        if hashlib.sha256(job_yaml).hexdigest() != manifest.job_yaml_sha256:
+            yield Finding("changed", "job.yaml", "is not the file that the run was started with")
     left = manifest.plan.num_shards - len(manifest.shards)
     if left > 0:
         yield Finding("unfinished", FILE_NAME, f"{left} of {manifest.plan.num_shards} shards are still to be made")
