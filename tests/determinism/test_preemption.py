@@ -28,11 +28,12 @@ SMALL_RUN = [ask(f"small-{i}", ids(length, i), PARAMS[i]) for i, length in enume
 
 @pytest.fixture(scope="module")
 def undisturbed(engine: Engine) -> dict[str, str]:
-    return generate(with_limits(engine, max_num_seqs=1), [*long_requests(), *SMALL_RUN])
+    return generate(with_limits(engine, max_num_seqs=1, prefix_cache_blocks=0), [*long_requests(), *SMALL_RUN])
 
 
 def crowded(engine: Engine, num_blocks: int) -> Engine:
-    return with_limits(engine, max_num_seqs=8, max_num_batched_tokens=48, num_blocks=num_blocks)
+    """Nothing is shared here: whoever finds its own blocks again recomputes next to nothing."""
+    return with_limits(engine, max_num_seqs=8, max_num_batched_tokens=48, num_blocks=num_blocks, prefix_cache_blocks=0)
 
 
 @pytest.mark.parametrize("num_blocks", range(SMALLEST, SMALLEST + 12))
@@ -61,21 +62,26 @@ class Forced:
         patch.setattr(Scheduler, "schedule", schedule)
 
 
-def preempted(engine: Engine, at: Mapping[int, int]) -> tuple[dict[str, str], Forced]:
+def preempted(engine: Engine, at: Mapping[int, int], kept: int = 0) -> tuple[dict[str, str], Forced]:
     with pytest.MonkeyPatch.context() as patch:
         forced = Forced(patch, at)
-        return generate(with_limits(engine, max_num_seqs=4, max_num_batched_tokens=21), SMALL_RUN), forced
+        small = with_limits(engine, max_num_seqs=4, max_num_batched_tokens=21, prefix_cache_blocks=kept)
+        return generate(small, SMALL_RUN), forced
 
 
-def test_every_sequence_at_every_step(engine: Engine, undisturbed: dict[str, str]) -> None:
-    """Step by step, the latest, the last two, ..., all: within prefills, at the first token, at block edges."""
-    answers, calm = preempted(engine, {})
+@pytest.mark.parametrize("kept", [0, 100])
+def test_every_sequence_at_every_step(engine: Engine, undisturbed: dict[str, str], kept: int) -> None:
+    """Step by step, the latest, the last two, ..., all: within prefills, at the first token, at block edges.
+
+    All is recomputed, or all but what the prefix cache kept.
+    """
+    answers, calm = preempted(engine, {}, kept)
     assert_same(answers, undisturbed, "nobody preempted")
     assert len(calm.widths) > 20
     assert max(calm.widths) == 4
     for step, width in enumerate(calm.widths):
         for place in range(width):
-            answers, forced = preempted(engine, {step: place})
+            answers, forced = preempted(engine, {step: place}, kept)
             assert_same(answers, undisturbed, f"from place {place} on, before step {step}")
             assert forced.hits == width - place
 
