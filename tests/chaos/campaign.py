@@ -28,6 +28,10 @@ from chaos.server import Server, text_of
 from chaos.setting import Setting
 from chaos.tally import WAYS, Tally
 
+# What Python itself prints of a second signal that comes within the handling of the first.
+SECOND_SIGNAL = re.compile(
+    r"(Exception ignored in: .*\n)?Traceback .*\n(  .*\n)*\n?(KeyboardInterrupt: .*|OSError: Signal \d+ ignored .*)\n"
+)
 KILLED, DISK = -signal.SIGKILL, RunError.exit_code
 # What a child may end with, when it has not finished first (0).
 MAY_END: dict[str, set[int]] = {
@@ -63,7 +67,7 @@ class Campaign:
         whole, root = self.setting.undisturbed(self.server)
         self.tally.samples = len(whole)
         while self.tally.stops < stops:
-            out = self.setting.new_run(self.tally.runs)
+            out = self.setting.new_run()
             self.tally.runs += 1
             self.events.clear()
             self.old = OldManifests()
@@ -205,7 +209,7 @@ class Campaign:
 
     def _check_log(self, log: Path) -> str:
         text = text_of(log)
-        if "Traceback" in text:
+        if "Traceback" in SECOND_SIGNAL.sub("", text):
             raise ChaosError(f"a traceback:\n{text}")
         return text
 

@@ -70,7 +70,8 @@ def check_verify(out: Path, state: State) -> None:
     blamed = {finding.file for finding in verdict.findings if finding.kind not in ("unfinished", "stray")}
     strays = {finding.file for finding in verdict.findings if finding.kind == "stray"}
     if blamed != state.damaged:
-        raise ChaosError(f"verify blames {sorted(blamed)}, and what is damaged is {sorted(state.damaged)}")
+        found = [str(finding) for finding in verdict.findings if finding.file in blamed ^ state.damaged][:3]
+        raise ChaosError(f"damaged are {sorted(state.damaged)}, and verify blames {sorted(blamed)}: {found}")
     if strays != state.strays:
         raise ChaosError(f"verify finds the strays {sorted(strays)}, and there are {sorted(state.strays)}")
 

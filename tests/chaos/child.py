@@ -57,6 +57,13 @@ def obey(order: Order) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
+        return attempt(order)
+    except KeyboardInterrupt:  # before the run can hear it, or after; as in batchgen.__main__
+        return 130
+
+
+def attempt(order: Order) -> int:
+    try:
         if order.fault:
             FAULTS[order.fault]()
         install(order.instrument, order.count, order.out)
@@ -64,9 +71,7 @@ def obey(order: Order) -> int:
     except BatchgenError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
-    except KeyboardInterrupt:  # as in batchgen.__main__
-        return 130
-    except BaseException:
+    except Exception:
         traceback.print_exc()
         sys.stderr.flush()
         return 1

@@ -1,6 +1,7 @@
 """Where runs are made: the inputs, the options of each child, and a small disk that can be filled."""
 
 import contextlib
+import itertools
 import os
 import random
 import subprocess
@@ -8,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from support.fake_jobs import write_input
+from support.tiny_jobs import write_tiny_jobs
+
 from chaos.checks import Leaves, read_leaves
 from chaos.child import Order
 from chaos.instruments import INSTRUMENTS
 from chaos.server import Server, text_of
-from support.fake_jobs import write_input
-from support.tiny_jobs import write_tiny_jobs
 
 DISK_BYTES = 16 << 20
 
@@ -24,6 +26,8 @@ class Setting:
     def __init__(self, engine: str, folder: Path, disk: Path | None) -> None:
         """`disk` is a small file system of its own, where there is one."""
         self.engine, self.folder, self.disk = engine, folder, disk
+        self._numbers = itertools.count()
+        self._undisturbed: tuple[Leaves, str] | None = None
         self.environment = {"BATCHGEN_CACHE": str(folder / "cache")}
         self.longest = 0.45 if engine == "fake" else 1.1  # seconds until a signal
         (folder / "runs").mkdir(parents=True)
@@ -32,8 +36,9 @@ class Setting:
         else:
             write_tiny_jobs(folder)
 
-    def new_run(self, number: int) -> Path:
-        return (self.disk or self.folder) / "runs" / f"run-{number:04}"
+    def new_run(self) -> Path:
+        """A folder that is not there yet."""
+        return (self.disk or self.folder) / "runs" / f"run-{next(self._numbers):04}"
 
     def order(self, out: Path, chance: random.Random, fault: str, way: str = "", log: str = "child.log") -> Order:
         """A child with options of its own."""
@@ -58,14 +63,17 @@ class Setting:
         )
 
     def undisturbed(self, server: Server) -> tuple[Leaves, str]:
-        """The leaves of a run that nobody stopped, in order, and its root."""
+        """The leaves of a run that nobody stopped, in order, and its root. It is made once."""
+        if self._undisturbed:
+            return self._undisturbed
         out = self.folder / "undisturbed"
         log = self.folder / "undisturbed.log"
         server.start(Order(self.engine, str(self.folder), str(out), str(log), {"rows_per_shard": 1000}))
         assert server.wait() == 0, text_of(log)
         whole = read_leaves(out / "rows" / "part-00000.parquet")
         assert whole is not None
-        return whole, text_of(log).split()[-1]
+        self._undisturbed = whole, text_of(log).split()[-1]
+        return self._undisturbed
 
     @contextlib.contextmanager
     def full_disk(self, chance: random.Random, wanted: bool) -> Iterator[None]:
