@@ -119,7 +119,11 @@ def _diversity(run: Summary) -> str:
         return "The job asks for one sample of each prompt."
     groups = sum(found.distinct)
     if not groups:
-        return "No prompt has all of its samples yet."
+        return (
+            f"Each of {counted(found.left_out, 'prompt')} has a failed sample."
+            if found.left_out
+            else "None is there yet."
+        )
     text = f"{number(found.distinct[-1])} of {counted(groups, 'prompt')} got {run.n} different answers, by token ids"
     text += f"; {number(found.distinct[0])} got the same answer {run.n} times." if found.distinct[0] else "."
     if run.greedy:

@@ -18,6 +18,7 @@ from batchgen.report.words import clock, compact, number, percent
 
 HEIGHT = 180  # pixels of a plot
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_WIDEST = 100 / 6  # percent: of a bar among few
 _PAUSE, _ALL_PAUSES = 4.0, 40.0  # percent of the time axis: one, and at most together
 
 
@@ -26,13 +27,14 @@ def bar_chart(data: Histogram, names: Mapping[str, str], label: str, unit: str =
     totals = [sum(counts) for counts in zip(*data.series.values(), strict=True)]
     top, lines = _grid(max(totals))
     width = 100 / len(totals)
+    bar = min(width, _WIDEST)
     everything = sum(totals)
     marks: list[str] = []
     for index, total in enumerate(totals):
         x, below = index * width, 0
         for at, series in enumerate(names):
             count = data.series[series][index]
-            marks += _bar(x, width, below / top, (below + count) / top, f"fill-{at}") if count else []
+            marks += _bar(x + (width - bar) / 2, bar, below / top, (below + count) / top, f"fill-{at}") if count else []
             below += count
         what = [f"{number(data.series[series][index])} {name}" for series, name in names.items() if len(names) > 1]
         share = f"{number(total)} ({percent(total, everything)})"
@@ -47,7 +49,7 @@ def category_chart(counts: Sequence[int], titles: Sequence[str], label: str) -> 
     """One bar for each of 1, 2, … len(counts)."""
     top, lines = _grid(max(counts))
     width = 100 / len(counts)
-    bar = min(width, 100 / 6)
+    bar = min(width, _WIDEST)
     marks: list[str] = []
     for index, count in enumerate(counts):
         kind = "fill-0" if index else "fill-1"  # 1: all the same

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-MAX_STEPS = 100  # of one replica in one stretch
+MAX_STEPS = 60  # of one replica
 NUM_SLOWEST = 10
 
 
@@ -18,7 +18,9 @@ class _Commit:
 
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> "_Commit":
-        return cls(str(event["replica"]), _seconds(event["seconds"]), int(event["samples"]), int(event["output_tokens"]))
+        return cls(
+            str(event["replica"]), _seconds(event["seconds"]), int(event["samples"]), int(event["output_tokens"])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class _Open:
         self.commits: list[_Commit] = []
         self.end, self.reason = "killed", ""
 
+    @property
+    def seconds(self) -> float:
+        """At work. Clocks of machines jump; no time is less than nothing."""
+        return max([(self.last - self.at).total_seconds(), 0.0, *(commit.seconds for commit in self.commits)])
+
 
 def read_timeline(events: Iterable[Mapping[str, Any]]) -> Timeline | None:
     """None where no event tells of a start: an older run, or one that was copied without its events.
@@ -107,7 +114,10 @@ def read_timeline(events: Iterable[Mapping[str, Any]]) -> Timeline | None:
             unreadable += 1
     if not opened:
         return None
-    stretches = tuple(_closed(stretch, before) for stretch, before in zip(opened, [None, *opened], strict=False))
+    shortest = sum(stretch.seconds for stretch in opened) / MAX_STEPS
+    stretches = tuple(
+        _closed(stretch, before, shortest) for stretch, before in zip(opened, [None, *opened], strict=False)
+    )
     return Timeline(stretches, tuple(slow), tuple(failed), tuple(stretch.start for stretch in opened), unreadable)
 
 
@@ -144,17 +154,15 @@ def _moment(event: Mapping[str, Any]) -> datetime:
     return moment
 
 
-def _closed(stretch: _Open, before: _Open | None) -> Stretch:
-    """Clocks of machines jump; no time is less than nothing."""
+def _closed(stretch: _Open, before: _Open | None, shortest: float) -> Stretch:
     pause = 0.0 if before is None else max(0.0, (stretch.at - before.last).total_seconds())
-    seconds = max([(stretch.last - stretch.at).total_seconds(), 0.0, *(commit.seconds for commit in stretch.commits)])
     replicas: dict[str, list[_Commit]] = {}
     for commit in stretch.commits:
         replicas.setdefault(commit.replica, []).append(commit)
     return Stretch(
         pause=pause,
-        seconds=seconds,
-        steps={name: _steps(replicas[name], seconds) for name in sorted(replicas)},
+        seconds=stretch.seconds,
+        steps={name: _steps(replicas[name], shortest) for name in sorted(replicas)},
         samples=sum(commit.samples for commit in stretch.commits),
         output_tokens=sum(commit.output_tokens for commit in stretch.commits),
         end=stretch.end,
@@ -162,9 +170,12 @@ def _closed(stretch: _Open, before: _Open | None) -> Stretch:
     )
 
 
-def _steps(commits: Sequence[_Commit], seconds: float) -> tuple[Step, ...]:
-    """Commits that follow each other closely count as one step: shards that waited for a slow row end all at once."""
-    shortest = seconds / min(MAX_STEPS, max(1.0, 1.5 * len(commits)))
+def _steps(commits: Sequence[_Commit], shortest: float) -> tuple[Step, ...]:
+    """Commits that follow each other closely count as one step: shards that waited for a slow row end all at once.
+
+    A step has at least two thirds of the seconds between two commits on average, and at least `shortest` seconds.
+    """
+    shortest = max(shortest, max(commit.seconds for commit in commits) / (1.5 * len(commits)))
     steps: list[Step] = []
     start, samples, tokens = 0.0, 0, 0
     for commit in sorted(commits, key=lambda commit: commit.seconds):

@@ -62,15 +62,15 @@ def percent(part: int, whole: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """0.25 s, 9 s, 2:05 min, 3:04:05 h, 2 d 3 h"""
+    """0.25 s, 9 s, 2 min 5 s, 3 h, 4 h 10 min, 2 d 7 h: two units at most"""
     if round(seconds, 1) < 60:
         return f"{_digits(seconds)} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours_left = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours_left} h"
-    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
+    for unit, name, below in ((60, "min", 3600), (3600, "h", 86_400), (86_400, "d", float("inf"))):
+        smaller, small = {"min": (1, "s"), "h": (60, "min"), "d": (3600, "h")}[name]
+        whole, rest = divmod(round(seconds / smaller), unit // smaller)
+        if whole * unit < below:
+            break
+    return f"{number(whole)} {name} {rest} {small}" if rest else f"{number(whole)} {name}"
 
 
 def _digits(value: float) -> str:
