@@ -18,36 +18,14 @@ from batchgen.executor.run_config import RunConfig
 from batchgen.io.first_rows import first_rows
 from batchgen.io.manifest import Manifest, manifest_schema, read_manifest
 from batchgen.io.schema import rows_schema
-from batchgen.loader import load_job, load_model, naming, prompt_builder
-from batchgen.preflight import preflight
 from batchgen.progress import display
-from batchgen.report import FILE_NAME, write_report
 from batchgen.spec import JobSpec, job_schema, load_spec
 from batchgen.terminal.as_json import json_text
-from batchgen.terminal.diff import print_diff
-from batchgen.terminal.job import print_preflight, print_report
+from batchgen.terminal.help import EXAMPLES
 from batchgen.terminal.rows import print_rows
 from batchgen.terminal.verdict import print_verdict
 from batchgen.verify.choice import all_rows, drawn_rows, named_rows, parse_size
-from batchgen.verify.diff import diff_runs
 from batchgen.verify.integrity import verify_run
-
-EXAMPLES = """\b
-Examples:
-  batchgen plan jobs/quickstart.yaml      read all input, compute nothing
-  batchgen run jobs/quickstart.yaml       make the rows, or go on where it stopped
-  batchgen show runs/quickstart           look at a few of them
-  batchgen report runs/quickstart         all of it on one page, report.html
-  batchgen verify runs/quickstart         recompute every hash from the files
-  batchgen replay runs/quickstart         make some rows again, and compare every bit
-  batchgen diff runs/a runs/b             which rows differ, and why
-  batchgen explain runs/a KEY --against runs/b   at which token, layer and op one of them parts
-
-\b
-Exit codes:
-  0 every row is ok     3 finished, some rows hold errors     2 wrong usage
-  4 job file   5 input   6 model   7 run folder   8 verify   9 engine   130 interrupted
-"""
 
 SCHEMAS = {"job": job_schema, "rows": rows_schema, "manifest": manifest_schema}
 
@@ -155,6 +133,7 @@ def run(
     a bit of any row. The last line printed is the root of the run.
     """
     from batchgen.job import run_job  # loads torch
+    from batchgen.terminal.job import print_report
 
     config = RunConfig(
         out=out or Path("runs") / load_spec(job).name,
@@ -181,6 +160,10 @@ def plan(job: Path, as_json: bool) -> None:
     Builds every prompt: counts tokens, finds empty, overlong and repeated prompts and text that looks like a control
     token, and estimates the output. Loads no weights. Exits with 3 if some row cannot be answered.
     """
+    from batchgen.loader import load_job, naming, prompt_builder
+    from batchgen.preflight import preflight
+    from batchgen.terminal.job import print_preflight
+
     with display(terminal.ERR) as shown:
         loaded, model = load_job(job, shown.fetched)
         with naming(job):
@@ -194,14 +177,17 @@ def plan(job: Path, as_json: bool) -> None:
 
 @cli.command()
 @RUN
+@click.option("--root", metavar="HEX", help="What the root must be, noted when the run was made.")
 @AS_JSON
-def verify(run: Path, as_json: bool) -> None:
+def verify(run: Path, root: str | None, as_json: bool) -> None:
     """Check every hash of RUN.
 
     Computes all hashes again from the files, and names each row that is missing, doubled, changed or foreign, and each
-    file that is torn. Needs the folder alone: neither model nor input.
+    file that is torn. Needs the folder alone: neither model nor input. Whoever can write to the folder can make rows,
+    hashes and root fit each other: only --root, with a root kept elsewhere, or replay shows that.
     """
-    verdict = verify_run(run)
+    with display(terminal.ERR, after=1.0) as shown:
+        verdict = verify_run(run, root=root and root.lower(), on_progress=shown.checked)
     if as_json:
         emit({"ok": verdict.ok, **asdict(verdict)})
     else:
@@ -221,6 +207,9 @@ def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
     Rows are paired by row key and sample, and compared bit for bit; the causes are those that the two manifests can
     prove. Needs the two folders alone, and checks every hash. Exits with 8 if anything differs.
     """
+    from batchgen.terminal.diff import print_diff
+    from batchgen.verify.diff import diff_runs
+
     found = diff_runs(a, b, examples=limit, out=out)
     if as_json:
         emit({"identical": found.identical, **asdict(found)})
@@ -332,6 +321,8 @@ def report(run: Path, out: Path | None, against: Path | None, as_json: bool) -> 
     read, and all fingerprints; with --against, what diff finds. The page loads nothing. Hashes are not recomputed: that
     is what verify does. Prints the name of the page; with --json its numbers.
     """
+    from batchgen.report import FILE_NAME, write_report
+
     out = out or run / FILE_NAME
     summary = write_report(run, out, decoder(run, read_manifest(run)), against)
     if as_json:
@@ -372,6 +363,8 @@ def schema(name: str) -> None:
 
 def decoder(run: Path, manifest: Manifest) -> Callable[[Sequence[int]], str] | None:
     """Turns the run's prompt ids into text, if its model is still there."""
+    from batchgen.loader import load_model
+
     job_dir = run / str(manifest.run_config.get("job_dir") or ".")
     try:
         with display(terminal.ERR) as shown:

@@ -28,7 +28,7 @@ SURFACE = {
     "run": ["JOB", "--out", "--max-num-seqs", "--max-num-batched-tokens", "--threads", "--probe", "--json"],
     "schema": ["[job|rows|manifest]"],
     "show": ["RUN", "--rows", "--json"],
-    "verify": ["RUN", "--json"],
+    "verify": ["RUN", "--root", "--json"],
 }
 
 
