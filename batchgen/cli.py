@@ -261,7 +261,7 @@ def replay(
 
     with display(terminal.ERR) as shown:
         ledger = Ledger.open(run, shown.fetched, job_dir)
-        check_files(run)
+        check_files(run, shown.checked)
         manifest, rows = ledger.manifest, drawn_rows(ledger.manifest, sample, seed)
         if everything:
             rows = all_rows(manifest, seed)

@@ -53,9 +53,12 @@ class Replay:
         return not self.bad and not self.interrupted
 
 
-def check_files(run: Path) -> None:
-    """Raise VerifyError unless all files of the run are as they were committed; an unfinished run is all right."""
-    verdict = verify_run(run)
+def check_files(run: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+    """Raise VerifyError unless all files of the run are as they were committed; an unfinished run is all right.
+
+    `on_progress` hears how many of how many rows were checked.
+    """
+    verdict = verify_run(run, on_progress=on_progress)
     for finding in verdict.findings:
         if finding.kind != "unfinished":
             raise edited(run, str(finding))
