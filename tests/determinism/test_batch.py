@@ -3,10 +3,12 @@ vLLM #51187 moved logprobs at 44 and 45 sequences only, so every size from 1 to 
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from support.model_cases import assert_same, generate, requests, with_limits
+from support.model_cases import assert_same, generate, load_tiny, make_engine, requests, with_limits
+from support.tiny_models import FAMILIES
 
 from batchgen import kernels
 from batchgen.engine.engine import Engine
@@ -24,6 +26,16 @@ def test_every_width(engine: Engine, alone: dict[str, str]) -> None:
     """All 64 through windows of other widths: who runs beside whom changes with every finished row."""
     for width in (2, 3, 7, 17, 44, 45, 64):
         assert_same(generate(with_limits(engine, max_num_seqs=width), requests()), alone, f"width {width}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(tmp_path: Path, family: str) -> None:
+    """Biased projections, normed heads, a head tied to the embedding: each has ops of its own."""
+    engine = make_engine(load_tiny(tmp_path, family, tie_word_embeddings=family.startswith("qwen")))
+    single = generate(with_limits(engine, max_num_seqs=1), requests(32))
+    for width in (2, 7, 32):
+        batch = with_limits(engine, max_num_seqs=width, max_num_batched_tokens=11 * width)
+        assert_same(generate(batch, requests(32)), single, f"{family}, width {width}")
 
 
 def batch_dependent(

@@ -20,6 +20,7 @@ from batchgen.engine.engine import Engine
 from batchgen.kernels.cpu import sample as exact_sample
 from batchgen.kernels.reference.noise import DRAW_LANE, gumbel
 from batchgen.kernels.sample_rows import Draws, SampleRows
+from batchgen.loader import LoadedModel
 from batchgen.records import Request, SamplingParams
 
 BASE = SamplingParams(max_tokens=6, logprobs=2)
@@ -73,6 +74,15 @@ def test_all_kinds_at_once(engine: Engine, single: dict[str, str]) -> None:
     for turn in range(len(KINDS)):
         kinds = [*KINDS][turn:] + [*KINDS][:turn]
         assert_same(together(engine, kinds), single, f"turned by {turn}")
+
+
+def test_processed_logprobs(model: LoadedModel) -> None:
+    """Recorded after the filters, which mates must not change either."""
+    engine = make_engine(model, logprobs_mode="processed")
+    single = generate(with_limits(engine, max_num_seqs=1), map(of_kind, KINDS))
+    assert_same(together(engine, KINDS), single, "all kinds, processed")
+    for pair in list(combinations(KINDS, 2))[::4]:
+        assert_same(together(engine, pair), single, " beside ".join(pair))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""A fresh process, with another hash seed and other threads, makes the same rows.
+"""A fresh process with empty caches, another hash seed and other threads makes the same rows.
 
 Guards against state of a process: a public report has four cold starts that gave four answers (syv-ai #75).
 """
@@ -24,10 +24,12 @@ print(json.dumps(generate(make_engine(model, max_num_seqs=int(sys.argv[2]), thre
 
 
 def in_a_process(folder: Path, max_num_seqs: int, threads: int, hash_seed: str) -> dict[str, str]:
+    """With caches of its own, empty: the weights are packed anew."""
     tests = Path(__file__).parents[1]
+    caches = {"BATCHGEN_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "other caches")}
     done = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, str(folder), str(max_num_seqs), str(threads)],
-        env={**os.environ, "PYTHONPATH": str(tests), "PYTHONHASHSEED": hash_seed},
+        env={**os.environ, "PYTHONPATH": str(tests), "PYTHONHASHSEED": hash_seed} | caches,
         capture_output=True,
         check=True,
         text=True,
@@ -40,7 +42,9 @@ def in_a_process(folder: Path, max_num_seqs: int, threads: int, hash_seed: str) 
 def test_a_fresh_process(
     alone: dict[str, str], tmp_path: Path, max_num_seqs: int, threads: int, hash_seed: str
 ) -> None:
+    assert not (tmp_path / "cache").exists()
     assert_same(in_a_process(tmp_path, max_num_seqs, threads, hash_seed), alone, f"hash seed {hash_seed}")
+    assert any((tmp_path / "cache").iterdir()), "the weights were not packed here"
 
 
 def test_counter_another_model_is_seen(alone: dict[str, str], tmp_path: Path, model: LoadedModel) -> None:

@@ -122,6 +122,7 @@ def make_engine(
     threads: int = 1,
     prefix_cache: bool = True,
     numerics: str = "portable/1",
+    logprobs_mode: str = "raw",
 ) -> Engine:
     run_config = RunConfig(
         out=Path("unused"),
@@ -131,7 +132,9 @@ def make_engine(
         threads=threads,
         prefix_cache=prefix_cache,
     )
-    spec = job_spec(model={"path": "unused", "max_model_len": MAX_MODEL_LEN}, numerics=numerics)
+    spec = job_spec(
+        model={"path": "unused", "max_model_len": MAX_MODEL_LEN}, numerics=numerics, logprobs_mode=logprobs_mode
+    )
     return start_engine(spec, model, run_config)
 
 
