@@ -21,18 +21,17 @@ def print_explanation(found: Explanation) -> None:
     pairs: list[tuple[str, object]] = [("run A" if found.run_b else "run", found.run_a), ("run B", found.run_b)]
     pairs += [("stored", place(found.stored, "A", "B"))] if found.stored else []
     pairs += [("manifests" if at == 0 else "", _fact(*fact)) for at, fact in enumerate(_facts(found))]
-    pairs += [(f"side {side.name}", side_view(side)) for side in found.sides]
+    pairs += [(side.name if len(side.name) > 1 else f"side {side.name}", side_view(side)) for side in found.sides]
     if found.sides:
-        alike = "every op gives the same bits on both sides" if found.culprit is None else None
-        pairs.append(("made here", place(found.made, "A", "B") if found.made else "the same row on both sides"))
-        pairs.append(("ops", alike))
-    OUT.print(facts(pairs))
-    if found.stored and found.stored.draw:
-        OUT.print(
-            candidates([("A", found.stored.draw.stored), ("B", found.stored.draw.made)], found.stored.draw.margin)
-        )
+        first, last = found.sides[0].name, found.sides[-1].name
+        pairs.append(("made here", place(found.made, first, last) if found.made else "the same row on both sides"))
+        pairs.append(("ops", "every op gives the same bits on both sides" if found.culprit is None else None))
     if found.culprit:
-        OUT.print(culprit_view(found.culprit))
+        pairs += culprit_pairs(found.culprit)
+    OUT.print(facts(pairs))
+    if found.stored and (draw := found.stored.draw):
+        OUT.print()
+        OUT.print(candidates([("A", draw.stored), ("B", draw.made)], draw.margin))
     OUT.print()
     verdict = ("differs", "bold red") if found.differs else ("same", "bold")
     OUT.print(Text.assemble(verdict, plain(f": {found.conclusion}")), soft_wrap=True)
@@ -58,7 +57,7 @@ def side_view(side: SideReport) -> Text:
     return Text.assemble(text, ("does not give the stored row: ", "red"), plain(lines))
 
 
-def culprit_view(culprit: Culprit) -> Table:
+def culprit_pairs(culprit: Culprit) -> list[tuple[str, object]]:
     """The op, the position, and the values themselves."""
     where = f"the prompt's token {culprit.position}"
     if culprit.output_token is not None:
@@ -71,14 +70,14 @@ def culprit_view(culprit: Culprit) -> Table:
     pairs += [("outputs", elements_view(found, culprit.sides)) for found in culprit.elements]
     if not culprit.elements:
         pairs.append(("outputs", "differed once, and not when both sides were made again: it does not repeat"))
-    return facts(pairs)
+    return pairs
 
 
-def elements_view(found: Elements, sides: str) -> str:
+def elements_view(found: Elements, sides: tuple[str, ...]) -> str:
     """3 of 128 elements of q differ, the first [0, 5]: 0.25 (0x3e80) on A, 0.251 (0x3e81) on B"""
     name = "" if found.output == "out" else f" of {found.output}"
-    a, b = (side.strip() for side in sides.split(","))
-    second = f"{b} too, another time" if a == b else b
+    a, b = sides
+    second = "the same side, another time" if a == b else b
     return (
         f"{found.differing} of {count(found.of, 'element')}{name} {'differs' if found.differing == 1 else 'differ'}, "
         f"first {list(found.index)}: {found.a:.9g} ({found.a_bits}) on {a}, {found.b:.9g} ({found.b_bits}) on {second}"

@@ -28,7 +28,7 @@ _INPUTS = {"prompt_token_ids": "prompt ids", "params_hash": "sampling parameters
 class SideReport:
     """One side, made again here."""
 
-    name: str  # "A", "B"
+    name: str  # "A", "B", "recorded", "alone"
     run: str
     how: dict[str, Any]
     company: int  # requests beside the row
@@ -48,24 +48,27 @@ class Culprit:
     layer: int | None
     role: str
     op: str
-    sides: str  # "A, B", or "A, A" when one side gave two values for one position
+    sides: tuple[str, ...]  # their names; twice the same when one side gave two values for one position
     elements: tuple[Elements, ...]  # empty: the difference was not there when both were made once more
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a row differs. Without run_b, side A is the row as it was recorded, side B the row alone."""
+    """Why a row differs. Sides are A and B, or without run_b "recorded" and "alone".
+
+    "alone" follows A and B when those agree: then this machine itself is tried.
+    """
 
     row_key: str
     sample_index: int
     run_a: str
     run_b: str | None
-    stored: Mismatch | None  # A's row ("stored") against B's ("made")
+    stored: Mismatch | None  # A's row ("stored" in it) against B's ("made")
     facts: tuple[Difference, ...]  # in which the manifests differ, if it can act on rows
     machine: dict[str, str]  # canary and kernel set of this machine
     weights: str | None  # the first tensor that differs
     sides: tuple[SideReport, ...]  # none: nothing was computed
-    made: Mismatch | None  # side A ("stored") against side B ("made"), both made here
+    made: Mismatch | None  # the two sides that differ, both made here
     culprit: Culprit | None
     conclusion: str
     differs: bool
@@ -93,9 +96,19 @@ def explain_runs(a: Ledger, b: Ledger, row_key: str, sample_index: int = 0) -> E
         return replace(blank, conclusion=reason)
     shared = a.manifest.fingerprint.get("weights_digest") == b.manifest.fingerprint.get("weights_digest")
     weights = (a.weights, a.weights if shared else b.weights)
-    sides = [Side(row, recorded_config(row.ledger), held, alone=False) for row, held in zip(rows, weights, strict=True)]
-    blank = replace(blank, weights=None if shared else _first_tensor(*weights))
-    return _compare(blank, sides)
+    sides = [
+        Side(name, row, recorded_config(row.ledger), held, alone=False)
+        for name, row, held in zip("AB", rows, weights, strict=True)
+    ]
+    if stored and stored.column == "token_ids":
+        stored = _mismatch(rows[0].table, rows[1].table, rows[0].request, Scorer(a))
+    found = _compare(replace(blank, stored=stored, weights=None if shared else _first_tensor(*weights)), sides)
+    if found.culprit or found.made:
+        return found
+    # Equal bits on both sides prove nothing yet: the same fault may have acted on both.
+    lone = Side("alone", rows[0], lone_config(a), a.weights, alone=True)
+    checked = _compare(found, [sides[0], lone])
+    return checked if checked.culprit or checked.made else found
 
 
 def explain_run(a: Ledger, row_key: str, sample_index: int = 0) -> Explanation:
@@ -105,8 +118,8 @@ def explain_run(a: Ledger, row_key: str, sample_index: int = 0) -> Explanation:
     if row.request is None:
         return replace(blank, conclusion="the row has no prompt: nothing of it was computed", differs=False)
     sides = [
-        Side(row, recorded_config(a), a.weights, alone=False),
-        Side(row, lone_config(a), a.weights, alone=True),
+        Side("recorded", row, recorded_config(a), a.weights, alone=False),
+        Side("alone", row, lone_config(a), a.weights, alone=True),
     ]
     return _compare(blank, sides)
 
@@ -148,31 +161,27 @@ def _not_comparable(rows: list[StoredRow], stored: Mismatch | None) -> str | Non
 
 
 def _compare(blank: Explanation, sides: list[Side]) -> Explanation:
-    """Make the row on both sides, and find where they part."""
+    """Make the row on both sides, and find where they part. Sides that `blank` has already stay in it."""
     made = [side.make() for side in sides]
-    reports = [_report(name, side, done) for name, side, done in zip("AB", sides, made, strict=True)]
+    reports = {side.name: side for side in blank.sides}
+    reports |= {side.name: _report(side, done) for side, done in zip(sides, made, strict=True)}
     place = first_difference(made[0].trace, made[1].trace, _common_positions(sides[0].request, made))
-    stored = blank.stored
-    if stored and stored.column == "token_ids":
-        row = sides[0].row
-        stored = _mismatch(row.table, sides[1].row.table, row.request, Scorer(row.ledger))
     found = replace(
         blank,
-        stored=stored,
         machine={part: sides[0].engine.fingerprint[part] for part in ("kernel_set", "canary")},
-        sides=tuple(reports),
+        sides=tuple(reports.values()),
         made=_mismatch(made[0].table, made[1].table),
         culprit=_culprit(place, sides, made[0]) if place else None,
     )
-    differs = bool(found.run_b or found.culprit or found.made or not all(side.reproduced for side in reports))
+    differs = bool(found.run_b or found.culprit or found.made or not all(side.reproduced for side in found.sides))
     return replace(found, conclusion=_conclusion(found), differs=differs)
 
 
-def _report(name: str, side: Side, made: Made) -> SideReport:
+def _report(side: Side, made: Made) -> SideReport:
     stored = side.row.table
     reproduced = stored[ROW_HASH].equals(made.table[ROW_HASH])
     mismatch = None if reproduced else _mismatch(stored, made.table)
-    return SideReport(name, str(side.row.ledger.run), side.how, len(side.requests) - 1, reproduced, mismatch)
+    return SideReport(side.name, str(side.row.ledger.run), side.how, len(side.requests) - 1, reproduced, mismatch)
 
 
 def _common_positions(request: Request, made: list[Made]) -> int:
@@ -185,11 +194,11 @@ def _common_positions(request: Request, made: list[Made]) -> int:
 def _culprit(place: Place, sides: list[Side], made: Made) -> Culprit:
     """Makes both sides once more, to see the values themselves."""
     request, model = sides[0].request, sides[0].row.ledger.model
-    kept = [(name, values) for name, side in zip("AB", sides, strict=True) for values in side.make(place).trace.kept]
-    names, elements = "", tuple[Elements, ...]()
+    kept = [(side.name, values) for side in sides for values in side.make(place).trace.kept]
+    names, elements = tuple[str, ...](), tuple[Elements, ...]()
     for name, values in kept[1:]:
         if found := compare_elements(kept[0][1], values):
-            names, elements = f"{kept[0][0]}, {name}", tuple(found)
+            names, elements = (kept[0][0], name), tuple(found)
             break
     num_prompt, op = len(request.prompt_token_ids), op_names(model.config)[place.op]
     token_id = (*request.prompt_token_ids, *made.token_ids)[place.position]
@@ -210,7 +219,9 @@ def _culprit(place: Place, sides: list[Side], made: Made) -> Culprit:
 def _conclusion(found: Explanation) -> str:
     weights = f"the weights differ, first in {found.weights}; " if found.weights else ""
     if found.culprit:
-        return f"{weights}the computations part in {found.culprit.label}, at position {found.culprit.position}"
+        where = f"{found.culprit.label}, at position {found.culprit.position}"
+        blame = "" if found.run_b is None or len(found.sides) == 2 else "this machine itself is at fault; "
+        return f"{weights}{blame}the computations part in {where}: it reads equal bits and gives others"
     if found.made and not OUTPUT_COLUMNS & set(found.made.columns):
         return f"the answers are the same; what differs is carried from the input: {', '.join(found.made.columns)}"
     if found.made:

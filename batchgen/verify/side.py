@@ -58,10 +58,11 @@ class Made:
 class Side:
     """An engine that makes one row, as often as it is asked to."""
 
-    def __init__(self, row: StoredRow, config: RunConfig, weights: PackedWeights, *, alone: bool) -> None:
+    def __init__(self, name: str, row: StoredRow, config: RunConfig, weights: PackedWeights, *, alone: bool) -> None:
         """Raises EngineError when the engine does not start."""
         assert row.request
         ledger = row.ledger
+        self.name = name
         self.row = row
         self.config = config
         self.request = row.request

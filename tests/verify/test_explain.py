@@ -5,57 +5,25 @@ from typing import Any
 
 import pytest
 import torch
+from support.deep_jobs import JOB, LAYER, LAYERS, PROMPT, ROWS, TARGET, make, write_deep
 from support.jobs import write_parquet
 from support.kernel_faults import EIGHT, OPS, plant
 from support.tiny_models import tiny_config, tiny_weights, write_tiny, write_weights
 
 from batchgen.errors import InputError
-from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import open_weights
-from batchgen.job import run_job
 from batchgen.kernels import cpu
 from batchgen.kernels.cpu.native import library
 from batchgen.models.packed import PackedWeights
 from batchgen.verify.explain import Explanation, explain_run, explain_runs
 from batchgen.verify.ledger import Ledger
 
-LAYERS, LAYER = 9, 7
-ROWS = 8  # that run at once: decoding steps have eight rows
-PROMPT = "Row {} tells of the things that it is in"
-TARGET = "k4"
-JOB = """\
-version: 1
-name: deep
-model: {path: model, max_model_len: 100}
-numerics: portable/1
-inputs: [{path: in.parquet, columns: {prompt: prompt}, passthrough: [label]}]
-row_key: {column: id}
-sampling: {temperature: 0.9, top_p: 0.95, max_tokens: 10, ignore_eos: true, logprobs: 2}
-seed: 3
-"""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job of a deep model and its run, runs/healthy."""
-    folder = tmp_path_factory.mktemp("deep")
-    write_tiny(folder / "model", num_hidden_layers=LAYERS)
-    prompts: list[str | None] = [PROMPT.format(i) for i in range(ROWS)]
-    write_parquet(
-        folder / "in.parquet",
-        id=[*(f"k{i}" for i in range(ROWS)), "none"],
-        prompt=[*prompts, None],
-        label=list(range(ROWS + 1)),
-    )
+    folder = write_deep(tmp_path_factory.mktemp("deep"))
     make(folder, "healthy")
     return folder
-
-
-def make(folder: Path, name: str, job: str = JOB, **how: Any) -> Path:
-    (folder / f"{name}.yaml").write_text(job, encoding="utf-8")
-    config = RunConfig(folder / "runs" / name, **({"threads": 1, "max_num_seqs": ROWS, "probe": 0.0} | how))
-    run_job(folder / f"{name}.yaml", config)
-    return config.out
 
 
 def ledger(run: Path) -> Ledger:
@@ -101,14 +69,15 @@ def test_a_fault_in_one_op_of_layer_7_is_found_there(
     assert found.culprit is not None
     assert (found.culprit.layer, found.culprit.role, found.culprit.op) == (LAYER, role, op)
     assert (found.culprit.position, found.culprit.output_token) == (num_prompt, 0)
-    assert found.culprit.sides == "A, B"
+    assert found.culprit.sides == ("recorded", "alone")
     first = found.culprit.elements[0]
     assert first.output == ("q" if op == "rotary_store" else "out")
     assert first.a_bits != first.b_bits
     if op != "linear":
         assert first.differing == 1
         assert first.index[-1] == {"rotary_store": 31, "attention": 127, "linear_silu_mul": 319}.get(op, 127)
-    assert found.conclusion == f"the computations part in layer 7, {role}, at position {num_prompt}"
+    where = f"layer 7, {role}, at position {num_prompt}"
+    assert found.conclusion == f"the computations part in {where}: it reads equal bits and gives others"
 
 
 def test_a_fault_in_the_sampler(folder: Path, num_prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +169,21 @@ def test_two_runs_of_a_machine_with_the_fault(
     assert found.stored is not None
     if found.stored.column == "token_ids":
         assert found.stored.draw is not None
+
+
+def test_a_machine_at_fault_does_not_accuse_another(
+    folder: Path, weights: PackedWeights, num_prompt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides are made alike, and both wrongly."""
+    a = folder / "runs/healthy"
+    plant(monkeypatch, "linear_silu_mul", weights[f"layers.{LAYER}.gate_up"])
+    b = make(folder, "wrong")
+    found = explain(a, b, "k7")
+    assert [(side.name, side.reproduced) for side in found.sides] == [("A", False), ("B", True), ("alone", True)]
+    assert found.culprit is not None
+    assert (found.culprit.label, found.culprit.position) == ("layer 7, gate and up linear", num_prompt)
+    assert found.culprit.sides == ("A", "alone")
+    assert found.conclusion.startswith("this machine itself is at fault; the computations part in layer 7, gate and up")
 
 
 def test_equal_rows(folder: Path) -> None:
