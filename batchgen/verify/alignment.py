@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from batchgen.errors import VerifyError
 from batchgen.io.hashing import MerkleTree
 from batchgen.io.manifest import Manifest, ShardRecord, part_name
-from batchgen.io.shard_check import check_shard
+from batchgen.io.shard_check import check_shards
 
 Places = NDArray[np.int64]  # numbers of samples in the order of a run: input row * n + sample_index
 
@@ -36,8 +36,7 @@ class RunRows:
         for contradiction in self.manifest.contradictions():
             raise self.broken(f"manifest.json: {contradiction}")
         tree, plan = MerkleTree(), self.manifest.plan
-        for shard in self.manifest.shards:
-            leaves, wrong = check_shard(self.path, self.manifest, shard)
+        for shard, leaves, wrong in check_shards(self.path, self.manifest, self.manifest.shards):
             if wrong or len(leaves) != (shard.stop - shard.start) * plan.n:
                 raise self.broken(str(wrong[0]) if wrong else f"{part_name(shard.index)}: has rows too many or few")
             tree.add(shard.start * plan.n, leaves)
@@ -47,10 +46,9 @@ class RunRows:
         if not self.manifest.finished or tree.root(plan.rows * plan.n) != self.manifest.root:
             raise self.broken("manifest.json: its root is not that of the rows")
 
-    def take(self, places: Places, columns: Sequence[str] | None = None) -> pa.Table:
+    def take(self, places: Places, columns: Sequence[str]) -> pa.Table:
         """The rows at `places`, in that order; of `columns`, those that the run has."""
-        known = [name for name, _ in self.manifest.columns]
-        chosen = [name for name in known if columns is None or name in columns]
+        chosen = [name for name, _ in self.manifest.columns if name in columns]
         order = np.argsort(places, kind="stable")
         ordered = places[order]
         shards, cuts = np.unique(ordered // self._per_shard, return_index=True)
@@ -75,8 +73,7 @@ class RunRows:
         return self.manifest.plan.rows_per_shard * self.manifest.plan.n
 
     def _keys(self, shard: ShardRecord, leaves: list[bytes]) -> pa.Table:
-        with pq.ParquetFile(self.path / part_name(shard.index)) as file:
-            table = file.read(["row_key", "sample_index"])
+        table = self._read(shard.index, ["row_key", "sample_index"], np.arange(len(leaves)))
         words = np.frombuffer(b"".join(leaves), ">u8").astype(np.uint64).reshape(-1, 2)
         first = shard.start * self.manifest.plan.n
         return pa.table(
@@ -90,18 +87,20 @@ class RunRows:
         )
 
     def _read(self, shard: int, columns: Sequence[str], rows: Places) -> pa.Table:
-        """Reads no row group of the shard's file in which none of `rows`, which ascend, lies."""
+        """`rows` ascend, each is there once. Reads no row group of the shard's file in which none of them lies."""
         try:
-            with pq.ParquetFile(self.path / part_name(shard)) as file:
+            # Buffers and threads cost more than they save on small files.
+            with pq.ParquetFile(self.path / part_name(shard), pre_buffer=False) as file:
                 sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
                 ends = np.cumsum(sizes)
                 groups = np.unique(np.searchsorted(ends, rows, side="right"))
-                table = file.read_row_groups(groups.tolist(), columns=list(columns))
+                table = file.read_row_groups(groups.tolist(), columns=list(columns), use_threads=False)
         except (OSError, pa.ArrowException, IndexError) as error:
             raise self.broken(f"{part_name(shard)}: changed while it was read: {error}") from error
-        starts = np.cumsum([0, *(sizes[group] for group in groups)])[:-1]
-        at = np.searchsorted(groups, np.searchsorted(ends, rows, side="right"))
-        inside = rows - (ends - sizes)[groups][at] + starts[at]
+        if len(rows) == table.num_rows:
+            return table.replace_schema_metadata()
+        skipped = (ends - sizes)[groups] - np.cumsum([0, *(sizes[group] for group in groups)])[:-1]
+        inside = rows - skipped[np.searchsorted(groups, np.searchsorted(ends, rows, side="right"))]
         return table.replace_schema_metadata().take(pa.array(inside))
 
     def broken(self, what: str) -> VerifyError:

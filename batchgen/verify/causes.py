@@ -185,13 +185,13 @@ def _parts(a: Manifest, b: Manifest) -> Iterator[Difference]:
     for name in sorted(odd - follow):
         yield Difference(name, a.fingerprint.get(name), b.fingerprint.get(name))
     if "limits" in odd:
-        left, right = ({"limits": json.loads(m.fingerprint.get("limits", "null"))} for m in (a, b))
-        told = {f"limits.{key.removeprefix('model.')}" for key, *_ in differences(a.spec, b.spec)}
+        left, right = (json.loads(m.fingerprint.get("limits", "{}")) for m in (a, b))
+        told = {key.removeprefix("model.") for key, *_ in differences(a.spec, b.spec)}
         if "tokenizer_digest" in odd:
-            told |= {"limits.eos_token_ids"}
-        for key, one, other in differences(left, right):
-            if key.partition("[")[0] not in told:
-                yield Difference(key, one, other)
+            told |= {"eos_token_ids"}
+        for key in sorted((left.keys() | right.keys()) - told):
+            if left.get(key) != right.get(key):
+                yield Difference(f"limits.{key}", left.get(key), right.get(key))
 
 
 def _unexplained_input(a: Manifest, b: Manifest) -> Difference | None:

@@ -1,5 +1,6 @@
 """The rows that differ, as a Parquet file that appears whole or not at all."""
 
+import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
@@ -52,9 +53,14 @@ class DiffFile:
         except OSError as failed:
             raise self._cannot(failed) from failed
         finally:
-            self._temporary.unlink(missing_ok=True)
+            self._remove()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self._temporary.unlink()
 
     def _cannot(self, error: OSError) -> RunError:
+        self._remove()
         return RunError(f"cannot write: {error.strerror or error}", where=str(self._path))
 
 
