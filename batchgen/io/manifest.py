@@ -157,14 +157,18 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise RunError(f"cannot read: {error.strerror}", where=str(path)) from error
     try:
-        version = json.loads(data)["schema_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"is damaged: {error}", where=str(path), hint=_DAMAGED) from None
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"is damaged, for it is not JSON: {error}", where=str(path), hint=_DAMAGED) from None
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if type(version) is not int:
+        raise RunError("is damaged: it has no schema_version", where=str(path), hint=_DAMAGED)
     if version != SCHEMA_VERSION:
+        age = "newer" if version > SCHEMA_VERSION else "older"
         raise RunError(
-            f"has schema version {version}, and this batchgen reads {SCHEMA_VERSION}",
+            f"has schema version {version}, {age} than {SCHEMA_VERSION}, which this batchgen reads",
             where=str(path),
-            hint="use the version of batchgen that wrote it (batchgen_version in the manifest)",
+            hint=f"batchgen {document.get('batchgen_version')} began the run: use that, or make the run again elsewhere",
         )
     try:
         return _adapter().validate_json(data)

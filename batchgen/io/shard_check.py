@@ -195,7 +195,7 @@ _OTHER_COLUMNS = "has other columns than the manifest says"
 
 
 def _reason(error: BaseException) -> str:
-    return f"cannot be read: {(str(error) or type(error).__name__).splitlines()[0]}"
+    return f"cannot be read: {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}"
 
 
 def _decoded_bytes(metadata: pq.FileMetaData) -> int:

@@ -85,7 +85,12 @@ def test_tally_of_rows() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 3}, "has schema version 3, and this batchgen reads 2"),
+        (
+            {"schema_version": 3},
+            "has schema version 3, newer than 2, .*\n  batchgen 0.1.0 began",
+        ),
+        ({"schema_version": 1}, "has schema version 1, older than 2"),
+        ({"schema_version": "2"}, "is damaged: it has no schema_version"),
         ({"shards": [{"index": 0}]}, r"shards\.0\.start: is damaged"),
         ({"surprise": 1}, "surprise: is damaged"),
         ({"root": 7}, "root: is damaged"),
@@ -99,10 +104,20 @@ def test_a_manifest_that_is_not_one(tmp_path: Path, change: dict[str, Any], mess
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
-def test_a_manifest_that_is_torn(tmp_path: Path, text: str) -> None:
-    (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(RunError, match="is damaged"):
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff{}", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "no schema_version"),
+        (b"{}", "no schema_version"),
+    ],
+)
+def test_a_manifest_that_is_torn(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "manifest.json").write_bytes(data)
+    with pytest.raises(RunError, match=f"is damaged.*{message}"):
         read_manifest(tmp_path)
 
 
