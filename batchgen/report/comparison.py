@@ -111,7 +111,7 @@ def _shown(category: Category, diff: Diff) -> Shown:
 
 def _seen(counts: Mapping[str, int], rows: int) -> str:
     if list(counts.values()) == [rows]:
-        return f"all: {next(iter(counts))}"
+        return f"in all: {next(iter(counts))}"
     return ", ".join(f"{number(count)} {name}" for name, count in counts.items())
 
 

@@ -60,7 +60,7 @@ def failed(request: Request, message: str = "logits are not finite") -> Completi
 
 
 def hostile(request: Request) -> Completion:
-    """For a row key that begins with a number and |: that text of HOSTILE, as answers and as the message of an error."""
+    """For a row key that begins with a number and |: that text of HOSTILE, as answers and as an error message."""
     at = int(request.row_key.split("|")[0])
     text = HOSTILE[at]
     return failed(request, text) if request.sample_index == 2 else ok(request, [at], text)
