@@ -168,7 +168,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise RunError(
             f"has schema version {version}, {age} than {SCHEMA_VERSION}, which this batchgen reads",
             where=str(path),
-            hint=f"batchgen {document.get('batchgen_version')} began the run: use that, or make the run again elsewhere",
+            hint=f"batchgen {document.get('batchgen_version')} began the run: use that, or make it again elsewhere",
         )
     try:
         return _adapter().validate_json(data)

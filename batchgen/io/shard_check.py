@@ -66,6 +66,12 @@ class _Loaded:
     judged: pa.Table | None = None
     leaves: list[bytes] = field(default_factory=list)
 
+    def fits(self, other: "_Loaded") -> bool:
+        """Whether both can be one table: columns that count as equal may be of several types."""
+        if self.rows is None or other.rows is None:
+            return bool(self.torn and other.torn)
+        return bool(self.rows.schema.equals(other.rows.schema))
+
 
 class _Checker:
     """Holds the files that were read and are still to be judged, together."""
@@ -80,6 +86,8 @@ class _Checker:
 
     def take(self, shard: ShardRecord) -> Iterator[CheckedShard]:
         loaded = self._load(shard)
+        if self._held and not loaded.fits(self._held[0]):
+            yield from self.flush()
         self._held.append(loaded)
         if loaded.rows is not None:
             self._rows += loaded.rows.num_rows

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.fake_jobs import make_job, read_rows, run, write_input
+from support.run_damage import put, rehash, rewrite, take
 
 from batchgen.errors import RunError
 from batchgen.io.finding import Finding
@@ -35,32 +35,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(finished: Path, tmp_path: Path) -> Path:
     shutil.copytree(finished, tmp_path / "run")
     return tmp_path / "run"
-
-
-def rewrite(out: Path, shard: int, change: Callable[[pa.Table], pa.Table], *, metadata: bool = True) -> None:
-    path = out / part_name(shard)
-    table = change(pq.read_table(path))
-    pq.write_table(table if metadata else table.replace_schema_metadata(), path, compression="gzip", row_group_size=7)
-
-
-def take(*rows: int | range) -> Callable[[pa.Table], pa.Table]:
-    order = [row for part in rows for row in (part if isinstance(part, range) else [part])]
-    return lambda table: table.take(pa.array(order))
-
-
-def put(column: str, row: int, value: Any) -> Callable[[pa.Table], pa.Table]:
-    def change(table: pa.Table) -> pa.Table:
-        values = table[column].to_pylist()
-        values[row] = value
-        index = table.column_names.index(column)
-        return table.set_column(index, table.schema.field(column), pa.array(values, table.schema.field(column).type))
-
-    return change
-
-
-def rehash(table: pa.Table) -> pa.Table:
-    index = table.column_names.index("row_hash")
-    return table.set_column(index, table.schema.field(index), pa.array([leaf.hex() for leaf in leaves(table)]))
 
 
 def rows_of(verdict: Verdict, kind: str) -> list[tuple[str | None, int | None]]:
