@@ -49,7 +49,7 @@ def side_view(side: SideReport) -> Text:
     """How it was made, and whether that gave the stored row."""
     how = side.how
     shared = "prefix cache" if how["prefix_cache"] else "no prefix cache"
-    beside = f"beside {count(side.company, 'row')}" if side.company else "alone"
+    beside = f"beside {count(side.company, 'row')}" if side.company else "nobody beside it"
     text = f"{beside}; at most {how['max_num_seqs']} at once, {how['max_num_batched_tokens']} tokens a step, {shared}\n"
     if side.reproduced:
         return Text.assemble(text, "gives the stored row, bit for bit")
