@@ -1,6 +1,7 @@
 """Two runs compared, set for reading: how many rows differ in which way, why, and a look at some of them."""
 
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from shlex import quote
@@ -15,6 +16,7 @@ from rich.text import Text
 from batchgen.terminal import OUT, count, facts, number, plain
 from batchgen.verify.causes import Cause, Difference
 from batchgen.verify.diff import Category, Diff, Side, Spread
+from batchgen.verify.sorting import NOT_IN_JOB, STILL_TO_MAKE
 
 LABELS = {
     "identical": "identical",
@@ -31,7 +33,9 @@ LABELS = {
     "not_made_in_b": "not made yet in B",
 }
 
-_VALUE, _TEXT = 40, 60  # characters that are shown of a long one
+_VALUE, _TEXT, _DIGEST = 40, 60, 12  # characters that are shown of a long one
+_HEX = re.compile(r"[0-9a-f]{32,}")
+_PLAIN = ([NOT_IN_JOB], [STILL_TO_MAKE])  # what the kind itself says
 
 
 def print_diff(diff: Diff) -> None:
@@ -94,7 +98,8 @@ def reasons(category: Category, diff: Diff) -> list[Text]:
     lines = [plain(line) for line in cause(category, diff)]
     if category.cause.verdict == "unexplained":
         lines[0].stylize("red")
-    for title, counts in (("", category.evidence), ("answers: ", category.answers)):
+    evidence = {} if list(category.evidence) in _PLAIN else category.evidence
+    for title, counts in (("", evidence), ("answers: ", category.answers)):
         each = [name if rows == category.rows else f"{number(rows)} {name}" for name, rows in counts.items()]
         if each:
             lines.append(plain(title + ", ".join(each), "dim"))
@@ -127,12 +132,16 @@ def cause(category: Category, diff: Diff) -> list[str]:
 
 def difference(found: Difference) -> str:
     """sampling.temperature: 0.7 in A, 0.8 in B; long values from shortly before the place where they part"""
-    left, right = (
-        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in (found.a, found.b)
-    )
-    left, right = ("none" if found.a is None else left), ("none" if found.b is None else right)
-    left, right = excerpts(left, right, _VALUE)
+    left, right = excerpts(value(found.a), value(found.b), _VALUE)
     return f"{found.key}: {left} in A, {right} in B"
+
+
+def value(found: Any) -> str:
+    """Of a key of a spec or a fingerprint; a digest by its beginning."""
+    if found is None:
+        return "none"
+    text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    return _HEX.sub(lambda digest: f"{digest[0][:_DIGEST]}…", text)
 
 
 def excerpts(a: str, b: str, size: int) -> tuple[str, str]:
@@ -173,15 +182,16 @@ def example(row: Mapping[str, Any]) -> RenderableType:
     label = LABELS[row["kind"]]
     if row["kind"] in ("diverged", "logprobs"):
         label += f" at token {number(row['position'])}"
-    elif row["detail"]:
+    elif row["detail"] and [row["detail"]] not in _PLAIN:
         label += f": {row['detail']}"
     title = Text.assemble(plain(row["row_key"], "bold"), f" · sample {row['sample_index']} · ", plain(label))
     pairs: list[tuple[str, object]] = []
-    for letter in "ab":
-        shown = tokens(row["around"], letter) if row["around"] else None
-        if shown and row[f"logprob_{letter}"] is not None:
+    around = row["around"]
+    for letter in "ab" if around else "":
+        of_prompt, shown = around["of"] != "token_ids", tokens(around, letter)
+        if not of_prompt and row[f"logprob_{letter}"] is not None:
             shown.append(f"   logprob {logprob(row[f'logprob_{letter}'])}", "dim")
-        pairs.append((f"tokens {letter.upper()}", shown))
+        pairs.append((f"{'prompt' if of_prompt else 'tokens'} {letter.upper()}", shown))
     pairs += texts(row["text_a"], row["text_b"])
     return Group(Rule(title, align="left", style="dim"), facts(pairs))
 

@@ -49,7 +49,8 @@ SCHEMA = pa.schema(
         pa.field("row_hash_b", pa.string()),
     ]
 )
-UNKNOWN = "not in that job, or still to be made"
+NOT_IN_JOB, STILL_TO_MAKE = "not in that job", "still to be made"
+UNKNOWN = f"{NOT_IN_JOB}, or {STILL_TO_MAKE}"
 
 AROUND = 4  # tokens on each side of one that differs
 
@@ -118,7 +119,7 @@ def sort_alone(run: RunRows, other: RunRows, places: Places, side: Literal["a", 
     only: Kind = "only_in_a" if side == "a" else "only_in_b"
     not_yet: Kind = "not_made_in_b" if side == "a" else "not_made_in_a"
     kinds = np.where(unmade, not_yet, only).astype(object)
-    details = np.where(unknown, UNKNOWN, np.where(unmade, "still to be made", "not in that job")).astype(object)
+    details = np.where(unknown, UNKNOWN, np.where(unmade, STILL_TO_MAKE, NOT_IN_JOB)).astype(object)
     evidence = Counter(Seen(*pair, "rows") for pair in zip(kinds.tolist(), details.tolist(), strict=True))
     nowhere = np.full(len(places), -1)
     sides = (rows, None) if side == "a" else (None, rows)
