@@ -202,6 +202,14 @@ def test_verify_names_what_is_wrong(tmp_path: Path) -> None:
     assert json.loads(batchgen("verify", folder / "run", "--json").stdout)["ok"] is False
 
 
+def test_verify_against_a_root_that_was_noted(finished: Path) -> None:
+    root = json.loads((finished / "manifest.json").read_text(encoding="utf-8"))["root"]
+    assert batchgen("verify", finished, "--root", root.upper()).exit_code == 0
+    result = batchgen("verify", finished, "--root", "0" * 64)
+    assert result.exit_code == 8
+    assert f"manifest: manifest.json: its root is {root}, and should be {'0' * 64}" in result.stdout
+
+
 def test_verify_wants_a_run(tmp_path: Path) -> None:
     result = batchgen("verify", tmp_path)
     assert result.exit_code == 7
@@ -294,6 +302,18 @@ print("torch" in sys.modules)
 """
     command = [sys.executable, "-P", "-c", program, str(write_job()), str(finished)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "False"
+
+
+def test_verify_loads_no_more_than_it_needs(finished: Path) -> None:
+    """Half a second to start, and not two."""
+    program = """
+import sys
+from batchgen.cli import cli
+cli(["verify", sys.argv[1]], standalone_mode=False)
+print(sorted({"torch", "duckdb", "tokenizers", "jinja2", "safetensors", "pandas"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-P", "-c", program, str(finished)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "[]"
 
 
 def test_ctrl_c_says_how_to_go_on(write_job: WriteJob, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from batchgen.executor.base import Progress
-from batchgen.progress import BarDisplay, LineDisplay, clock, display, fetch_text, job_text
+from batchgen.progress import BarDisplay, LineDisplay, check_text, clock, display, fetch_text, job_text
 
 
 def progress(done: int, resumed: int, tokens: int, seconds: float, errors: int = 0) -> Progress:
@@ -83,6 +83,39 @@ def test_a_terminal_gets_a_bar() -> None:
         shown.fetched(2_000_000, 2_000_000)
         shown.made(progress(156, 0, 15_000, 100.0))
     assert "156/656, 1:40, 150 tok/s, 5:21 left" in out.getvalue()
+
+
+def test_rows_that_are_verified() -> None:
+    assert check_text(0, 1_000_000, 0.5) == "0/1,000,000, 0:00"
+    assert check_text(250_000, 1_000_000, 2.0) == "250,000/1,000,000, 0:02, 125,000 rows/s, 0:06 left"
+
+
+def test_what_is_quick_shows_no_bar() -> None:
+    out = io.StringIO()
+    with display(Console(file=out, force_terminal=True, width=80), after=60.0) as shown:
+        shown.checked(10, 20)
+        shown.checked(20, 20)
+    assert out.getvalue() == ""
+
+
+def test_a_bar_comes_up_once_it_takes_longer() -> None:
+    out = io.StringIO()
+    with display(Console(file=out, force_terminal=True, width=80), after=0.05) as shown:
+        shown.checked(5, 20)
+        assert out.getvalue() == ""
+        time.sleep(0.06)
+        shown.checked(10, 20)
+        shown.checked(15, 20)
+    assert "15/20, 0:00, " in out.getvalue()
+
+
+def test_elsewhere_verify_writes_lines() -> None:
+    out = io.StringIO()
+    with display(Console(file=out), seconds=0.02, after=1.0) as shown:
+        shown.checked(10, 20)
+        time.sleep(0.1)
+    assert out.getvalue().startswith(("starting\n", "rows 10/20, 0:00, "))
+    assert "rows 10/20, 0:00, " in out.getvalue()
 
 
 def test_an_error_passes_through() -> None:

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from batchgen.seeds import lot, sample_seed
+from batchgen.seeds import lot, sample_seed, sample_seeds
 
 PINNED = (6064048742707328577, 5067369695216769794, 8200494604414874629)
 
@@ -60,3 +60,16 @@ def test_lots_for_two_purposes_have_nothing_in_common() -> None:
     seeds = [sample_seed(0, str(row), 0) for row in range(10_000)]
     both = sum(lot(seed, "probe") < 0.1 and lot(seed, "replay") < 0.1 for seed in seeds)
     assert 60 < both < 140
+
+
+@pytest.mark.parametrize("job_seed", [0, 7, 2**64 - 1])
+def test_many_seeds_are_those_of_each(job_seed: int) -> None:
+    samples = [(key, index) for key in ("", "a", "é\u2028😀", "k" * 300, "a") for index in (0, 1, 2**32 - 1)]
+    expected = [sample_seed(job_seed, key, index) for key, index in samples]
+    assert sample_seeds(job_seed, *map(list, zip(*samples, strict=True))) == expected
+    assert sample_seeds(job_seed, [], []) == []
+
+
+def test_many_seeds_need_an_index_for_each_key() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        sample_seeds(0, ["a", "b"], [0])

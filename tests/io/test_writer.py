@@ -64,6 +64,18 @@ def test_equal_tables_are_equal_files(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def test_a_small_shard_is_quick_to_read_and_a_large_one_is_compressed(tmp_path: Path) -> None:
+    for name, rows, codec in (("small", 100, "UNCOMPRESSED"), ("large", 10_000, "ZSTD")):
+        keys = [f"row-{row}" for row in range(rows)]
+        table = pa.table({"row_key": keys, "status": ["ok"] * rows, "token_ids": [[1, 2, 3]] * rows})
+        write_shard(tmp_path / name, table, b"[]")
+        group = pq.read_metadata(tmp_path / name).row_group(0)
+        columns = {group.column(at).path_in_schema: group.column(at) for at in range(group.num_columns)}
+        assert {column.compression for column in columns.values()} == {codec}
+        assert [name for name, column in columns.items() if column.has_dictionary_page] == ["status"]
+        assert columns["row_key"].statistics.max == max(keys)
+
+
 def test_row_keys_are_canonical_json() -> None:
     keys = ['a"\\', "\x00\x1f\x7f\b\n", "é\u2028😀", ""]
     assert row_keys_json(keys) == rfc8785.dumps(keys)
