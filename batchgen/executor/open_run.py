@@ -14,7 +14,7 @@ from batchgen.io.manifest import InputRecord, Manifest, PlanRecord
 from batchgen.io.run_folder import RunFolder
 from batchgen.io.same_job import refuse_other_job
 from batchgen.io.schema import SCHEMA_VERSION, output_schema
-from batchgen.io.shard_check import check_shard
+from batchgen.io.shard_check import check_shards
 from batchgen.plan import Plan, Shard, make_plan
 
 _log = logging.getLogger(__name__)
@@ -59,8 +59,7 @@ def trusted_shards(folder: RunFolder, plan: Plan, tree: MerkleTree) -> set[int]:
     manifest = folder.started
     planned = {shard.index: shard for shard in plan.shards}
     trusted: set[int] = set()
-    for shard in manifest.shards:
-        leaves, wrong = check_shard(folder.path, manifest, shard)
+    for shard, leaves, wrong in check_shards(folder.path, manifest, manifest.shards):
         if wrong:
             _log.warning("%s: %s; its shard is made again", folder.path, wrong[0])
         elif planned.pop(shard.index, None) == Shard(shard.index, shard.start, shard.stop):
