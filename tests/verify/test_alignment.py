@@ -75,7 +75,7 @@ def test_a_row_that_is_there_twice(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ManyRows(RunRows):
-    """Rows that no file holds: the keys are the numbers from `first` on, the leaf of every third depends on `first`."""
+    """Rows that no file holds: the keys are the numbers from `first` on, the leaves of every third and fifth depend on `first`."""
 
     first: int = 0
     size: int = 0
@@ -84,10 +84,10 @@ class ManyRows(RunRows):
         for start in range(0, self.size, 50_000):
             place = np.arange(start, min(start + 50_000, self.size))
             number = place + self.first
-            high = number * np.where(number % 3, 1, 7 + self.first)
+            high, low = (number * np.where(number % part, 1, 7 + self.first) for part in (3, 5))
             columns = {"sample": pa.array(number % 2, pa.int32()), "high": high.astype(np.uint64)}
             keys = pa.array([b"a key of some length %d" % key for key in (number // 2).tolist()], pa.binary())
-            yield pa.table({"key": keys, **columns, "low": high.astype(np.uint64), "place": place})
+            yield pa.table({"key": keys, **columns, "low": low.astype(np.uint64), "place": place})
 
 
 def test_many_rows(finished: RunRows) -> None:
@@ -96,7 +96,7 @@ def test_many_rows(finished: RunRows) -> None:
     b = ManyRows(finished.path, finished.manifest, shift, size)
     found = align(a, b)
     numbers = np.arange(shift, size)
-    odd = numbers[numbers % 3 == 0]
+    odd = numbers[(numbers % 3 == 0) | (numbers % 5 == 0)]
     assert found.identical == len(numbers) - len(odd)
     assert np.array_equal(found.both, np.stack([odd, odd - shift], axis=1))
     assert found.only_a.tolist() == list(range(shift))
