@@ -121,6 +121,7 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    fresh: bool = False  # nothing that was computed for another sequence is used; no bit depends on it
 
 
 @dataclass(frozen=True, slots=True)

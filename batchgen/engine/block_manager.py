@@ -34,13 +34,14 @@ class BlockManager:
         """How many blocks hold `num_positions` positions."""
         return -(-num_positions // self.block_size)
 
-    def admit(self, table: list[int], token_ids: Sequence[int], spare: int) -> int | None:
+    def admit(self, table: list[int], token_ids: Sequence[int], spare: int, *, fresh: bool = False) -> int | None:
         """Fill an empty `table` with blocks for all of `token_ids`, known ones first; how many positions those hold.
 
-        The last token is never among them: it must be computed for its logits. None, with nothing changed, unless
-        `spare` free blocks are left.
+        The last token is never among them: it must be computed for its logits. With `fresh` none is. None, with nothing
+        changed, unless `spare` free blocks are left.
         """
-        known = self._prefixes.find(token_ids, most=(len(token_ids) - 1) // self.block_size)
+        most = 0 if fresh else (len(token_ids) - 1) // self.block_size
+        known = self._prefixes.find(token_ids, most)
         unowned = sum(not self._owners[block] for block in known)
         if self.blocks_for(len(token_ids)) - len(known) + unowned + spare > self.num_free:
             return None

@@ -81,7 +81,9 @@ class Scheduler:
         if not self.waiting:
             return False
         sequence = self.waiting[0]
-        cached = self._blocks.admit(sequence.block_table, sequence.token_ids, spare=len(self.running))
+        cached = self._blocks.admit(
+            sequence.block_table, sequence.token_ids, len(self.running), fresh=sequence.request.fresh
+        )
         if cached is None:
             return False
         sequence.num_computed = cached

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from batchgen.errors import VerifyError
@@ -119,5 +119,6 @@ class Probes:
         return probe.shard
 
     def _ask(self, probe: Probe) -> Request:
+        """All of it is computed anew: what the first pass left in the prefix cache is what is to be proven."""
         self._running[probe.request.row_key, probe.request.sample_index] = probe
-        return probe.request
+        return replace(probe.request, fresh=True)

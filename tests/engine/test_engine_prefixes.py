@@ -85,6 +85,12 @@ def test_without_a_cache_every_token_is_computed() -> None:
     assert engine.stats.prefill_tokens == 2 * sum(len(request.prompt_token_ids) for request in alike(0))
 
 
+def test_fresh_requests_use_nothing_that_is_known() -> None:
+    engine = make_engine(max_num_seqs=9, budget=100, num_blocks=400, cache_blocks=400)
+    assert answer(engine, alike(0)) > 0
+    assert answer(engine, [replace(request, fresh=True) for request in alike(0)]) == 0
+
+
 @pytest.mark.parametrize("length", [31, 32, 33, 63, 64, 65])
 @pytest.mark.parametrize("budget", [1, 31, 32, 33, 500])
 def test_blocks_of_the_profile(length: int, budget: int) -> None:

@@ -4,11 +4,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import tiny_runs
+from support.batch_dependent import batch_dependent
+from support.cache_faults import one_token_short
 from support.fake_engine import FakeEngine
 from support.fake_jobs import make_job, write_input
 from support.tiny_runs import make_run, next_float, write_jobs
@@ -22,7 +24,6 @@ from batchgen.executor.start import start_engine
 from batchgen.io.events import read_events
 from batchgen.io.manifest import part_name, read_manifest
 from batchgen.io.run_folder import RunFolder
-from batchgen.kernels.packing import PackedWeight, unpack
 from batchgen.loader import load_job
 from batchgen.records import Completion, Request
 from batchgen.verify.integrity import verify_run
@@ -271,16 +272,6 @@ def test_the_real_engine_is_exact(tiny: Path, tmp_path: Path, name: str) -> None
     assert every.counts.error > none.counts.rows - asked  # the row that is not finite was probed too
 
 
-def batch_dependent(x: Any, weight: PackedWeight, bias: Any = None, residual: Any = None, out: Any = None) -> Any:
-    """A linear whose order of summation follows the number of rows."""
-    w = unpack(weight).float()
-    parts = zip(x.float().tensor_split(1 + len(x) % 3, 1), w.tensor_split(1 + len(x) % 3, 1), strict=True)
-    y = sum(a @ b.t() for a, b in parts)
-    for extra in (bias, residual):
-        y = y if extra is None else y + extra
-    return y
-
-
 def test_counter_a_kernel_that_sees_its_batch_is_caught(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +282,19 @@ def test_counter_a_kernel_that_sees_its_batch_is_caught(
         config = RunConfig(tmp_path / str(max_num_seqs), max_num_seqs=max_num_seqs, threads=1)
         engine = start_engine(job.spec, model, config)  # proven before the fault
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "linear", partial(batch_dependent))
+            patch.setattr(kernels, "linear", batch_dependent)
             with pytest.raises(VerifyError, match=r"was made twice and differs: .* of token \d+: "):
                 run_local(job, engine, config)
         assert (config.out / "evidence" / "probe-001.json").exists()
+
+
+def test_counter_a_cache_that_shares_too_much_is_caught(tmp_path: Path) -> None:
+    """A probe computes its prompt anew, so the blocks that its first pass was given are part of what is proven."""
+    folder = write_jobs(tmp_path)
+    alike = {f"k{i}": "x" * 9 + f"{i} of the word" for i in (0, 1)}  # they differ in the last token of a block
+    tiny_runs.write_input(folder, **alike)
+    assert make_run(folder, tmp_path / "right", probe=1).probes == 32
+    with pytest.MonkeyPatch.context() as patch:
+        one_token_short(patch)
+        with pytest.raises(VerifyError, match="row 'k1' sample . was made twice and differs"):
+            make_run(folder, tmp_path / "wrong", probe=1)
