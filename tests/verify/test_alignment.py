@@ -75,7 +75,7 @@ def test_a_row_that_is_there_twice(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ManyRows(RunRows):
-    """Rows that no file holds: the keys are the numbers from `first` on, the leaves of every third and fifth depend on `first`."""
+    """Rows that no file holds: numbers from `first` on; the leaves of every third and fifth depend on `first`."""
 
     first: int = 0
     size: int = 0
