@@ -17,9 +17,9 @@ def assert_bitwise(actual: Any, expected: Any, what: str = "") -> None:
     b_dtype, b_shape, b = _raw(expected)
     assert a_dtype == b_dtype, f"{name}dtype {a_dtype} is not {b_dtype}"
     assert a_shape == b_shape, f"{name}shape {a_shape} is not {b_shape}"
-    differs = np.flatnonzero((a != b).any(axis=1))
-    if not differs.size:
+    if np.array_equal(a, b):
         return
+    differs = np.flatnonzero((a != b).any(axis=1))
     at = tuple(int(i) for i in np.unravel_index(differs[0], a_shape))
     raise AssertionError(
         f"{name}{differs.size} of {len(a)} elements differ, first at {list(at)}: "
