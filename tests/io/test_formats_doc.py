@@ -31,6 +31,18 @@ def test_the_row_in_the_text() -> None:
     assert leaves(pa.table({"a": pa.array([7], pa.int32())})) == [xxhash.xxh3_128_digest(by_hand)]
 
 
+def test_a_seed_and_a_plan_by_hand(tmp_path: Path) -> None:
+    run(make_job(write_input(tmp_path / "in", 9), seed=2**64 - 1), tmp_path / "run")
+    row = pq.read_table(tmp_path / "run" / part_name(0)).slice(3, 1).to_pylist()[0]
+    key = row["row_key"].encode()
+    identity = struct.pack("<QQ", 2**64 - 1, len(key)) + key + struct.pack("<I", row["sample_index"])
+    assert row["seed"] == xxhash.xxh3_64_intdigest(b"batchgen.sample_seed.v1\0" + identity)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    plan, parts = manifest["plan"], [manifest["fingerprint"][name] for name in ("job_fingerprint", "inputs_digest")]
+    text = json.dumps([*parts, plan["rows"], plan["n"], plan["rows_per_shard"]], separators=(",", ":"))
+    assert plan["digest"] == hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_the_tables_name_every_column_and_key() -> None:
     assert table_keys("Columns") - {"column"} == set(rows_schema()["properties"])
     assert table_keys("manifest.json") - {"key"} == set(manifest_schema()["properties"])
