@@ -191,14 +191,15 @@ class Campaign:
             raise ChaosError(f"{len(lost)} committed samples are lost, among them {sorted(lost)[:3]}")
         if new := state.damaged - before.damaged:
             raise ChaosError(f"damaged, and nobody had planted it: {sorted(new)}")
-        for name in state.strays - before.strays:  # renamed, and not yet named: whole
+        # A new stray was renamed and is not named yet, so it is whole; or it was damaged, and is named no more.
+        for name in state.strays - before.strays - before.damaged:
             found = read_leaves(out / name)
             if found is None or any(whole.get(sample) != leaf for sample, leaf in found.items()):
                 raise ChaosError(f"{name} is visible, and it is torn or holds wrong rows")
         check_counts(state)
         if state.manifest is not None:
             check_verify(out, state)
-            check_readers(out, whole, state.damaged | before.strays)
+            check_readers(out, whole, state.damaged | before.damaged | before.strays)
         return state
 
     def _start_and_wait(self, order: Order) -> int:

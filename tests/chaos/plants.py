@@ -35,12 +35,30 @@ def truncated(out: Path, chance: random.Random) -> bool:
 
 
 def flipped(out: Path, chance: random.Random) -> bool:
-    """One bit of a part file."""
+    """One bit of a part file: of its values, or of what no reader looks at.
+
+    Not of its own metadata: verify blames that too, and the campaign, which looks at values, could not tell why.
+    """
     if path := a_part(out, chance):
-        data = bytearray(path.read_bytes())
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        path.write_bytes(data)
+        data = path.read_bytes()
+        rows = pq.read_table(path) if is_readable(path) else None
+        while True:
+            other = bytearray(data)
+            other[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            path.write_bytes(other)
+            if rows is None or not is_readable(path) or not pq.read_table(path).equals(rows, check_metadata=False):
+                break
+            if pq.read_schema(path).metadata == rows.schema.metadata:
+                break
     return path is not None
+
+
+def is_readable(path: Path) -> bool:
+    try:
+        pq.read_table(path)
+    except (pa.ArrowException, OSError, ValueError):
+        return False
+    return True
 
 
 def edited(out: Path, chance: random.Random) -> bool:
