@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from batchgen.errors import VerifyError
+from batchgen.errors import RunError, VerifyError
 from batchgen.io.hashing import MerkleTree
 from batchgen.io.manifest import Manifest, ShardRecord, part_name
 from batchgen.io.shard_check import check_shards
@@ -120,24 +120,38 @@ class Alignment:
 
 
 def align(a: RunRows, b: RunRows) -> Alignment:
-    """Read and check every row of both runs, and join them by (row_key, sample_index). Raises VerifyError.
+    """Read and check every row of both runs, and join them by (row_key, sample_index). Raises VerifyError, RunError.
 
     DuckDB holds the keys, in a gigabyte of memory and beyond that in a temporary folder.
     """
-    with tempfile.TemporaryDirectory(prefix="batchgen-diff-") as folder:
-        settings = {"temp_directory": folder, "memory_limit": "1GB", "preserve_insertion_order": False}
-        with duckdb.connect(":memory:", config=settings) as connection:
-            sizes = [_load(connection, name, run) for name, run in (("a", a), ("b", b))]
-            connection.execute("""
-                CREATE TABLE pairs AS
-                SELECT a.place AS a, b.place AS b, a.high = b.high AND a.low = b.low AS same
-                FROM a FULL JOIN b ON a.key = b.key AND a.sample = b.sample
-            """)
-            [joined] = connection.execute("SELECT count(a), count(b) FROM pairs").fetchall()
-            for run, size, met in ((b, sizes[0], joined[0]), (a, sizes[1], joined[1])):
-                if size != met:
-                    raise run.broken("a row is there more than once")
-            return _sorted_pairs(connection)
+    try:
+        with tempfile.TemporaryDirectory(prefix="batchgen-diff-") as folder:
+            settings = {"temp_directory": folder, "memory_limit": "1GB", "preserve_insertion_order": False}
+            with duckdb.connect(":memory:", config=settings) as connection:
+                return _join(connection, a, b)
+    except duckdb.Error as error:
+        message = f"the row keys cannot be joined: {str(error).splitlines()[0]}"
+        hint = "give it more room: TMPDIR names the folder"
+        raise RunError(message, where=tempfile.gettempdir(), hint=hint) from error
+
+
+def _join(connection: duckdb.DuckDBPyConnection, a: RunRows, b: RunRows) -> Alignment:
+    sizes = [_load(connection, name, run) for name, run in (("a", a), ("b", b))]
+    connection.execute("""
+        CREATE TABLE pairs AS
+        SELECT a.place AS a, b.place AS b, a.high = b.high AND a.low = b.low AS same
+        FROM a FULL JOIN b ON a.key = b.key AND a.sample = b.sample
+    """)
+    [joined] = connection.execute("SELECT count(a), count(b) FROM pairs").fetchall()
+    for run, size, met in ((b, sizes[0], joined[0]), (a, sizes[1], joined[1])):
+        if size != met:
+            raise run.broken("a row is there more than once")
+    [(identical,)] = connection.execute("SELECT count(*) FROM pairs WHERE same").fetchall()
+    pairs = connection.execute("SELECT a, b FROM pairs WHERE NOT same").fetchnumpy()
+    both = np.stack([np.asarray(pairs[side], np.int64) for side in "ab"], axis=1)
+    return Alignment(
+        identical, both[np.argsort(both[:, 0])], _alone(connection, "a", "b"), _alone(connection, "b", "a")
+    )
 
 
 def _load(connection: duckdb.DuckDBPyConnection, name: str, run: RunRows) -> int:
@@ -160,15 +174,6 @@ def _load(connection: duckdb.DuckDBPyConnection, name: str, run: RunRows) -> int
     if held:
         flush()
     return rows
-
-
-def _sorted_pairs(connection: duckdb.DuckDBPyConnection) -> Alignment:
-    [(identical,)] = connection.execute("SELECT count(*) FROM pairs WHERE same").fetchall()
-    pairs = connection.execute("SELECT a, b FROM pairs WHERE NOT same").fetchnumpy()
-    both = np.stack([np.asarray(pairs[side], np.int64) for side in "ab"], axis=1)
-    return Alignment(
-        identical, both[np.argsort(both[:, 0])], _alone(connection, "a", "b"), _alone(connection, "b", "a")
-    )
 
 
 def _alone(connection: duckdb.DuckDBPyConnection, one: str, other: str) -> Places:

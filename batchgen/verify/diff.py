@@ -83,9 +83,9 @@ def diff_runs(a: Path, b: Path, *, examples: int = 10, out: Path | None = None) 
 
     Equal roots answer at once. Otherwise every row of both is checked against its hash, rows are paired by
     (row_key, sample_index), and each pair is sorted by the first respect in which it differs. Keeps up to `examples`
-    of the rows, kinds in turn; `out` takes all that differ, as Parquet. Memory does not grow with the size of rows, and
-    by 32 bytes with each row. Raises RunError (no run, another version, `out` cannot be written) and VerifyError (a run
-    whose files do not hold what its manifest says).
+    of the rows, kinds in turn; `out` takes all that differ, as Parquet. Memory grows by 16 bytes with each row that
+    differs; keys that take more than a gigabyte go to a temporary folder. Raises RunError (no run, another version,
+    `out` cannot be written) and VerifyError (a run whose files do not hold what its manifest says).
     """
     left, right = RunRows(a, read_manifest(a)), RunRows(b, read_manifest(b))
     with DiffFile(out, left.manifest.root, right.manifest.root) if out else nullcontext() as file:

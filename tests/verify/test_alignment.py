@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from support.fake_jobs import make_job, read_rows, run, write_input
 from support.tiny_runs import forge
 
-from batchgen.errors import VerifyError
+from batchgen.errors import RunError, VerifyError
 from batchgen.io.manifest import part_name, read_manifest
+from batchgen.verify import alignment
 from batchgen.verify.alignment import RunRows, align
 
 ROWS, N = 50, 2
@@ -115,3 +117,15 @@ def test_a_key_that_comes_twice_on_either_side(finished: RunRows) -> None:
     for pair in ((once, twice), (twice, once)):
         with pytest.raises(VerifyError, match="a row is there more than once"):
             align(*pair)
+
+
+def test_a_full_disk(finished: RunRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DuckDB tells it when its memory and its folder are used up."""
+
+    def full(*_: object) -> None:
+        raise duckdb.OutOfMemoryException("Out of Memory Error: failed to offload\nmore")
+
+    monkeypatch.setattr(alignment, "_join", full)
+    with pytest.raises(RunError, match="cannot be joined: Out of Memory Error: failed to offload") as caught:
+        align(finished, finished)
+    assert "TMPDIR" in caught.value.hint
