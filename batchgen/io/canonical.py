@@ -230,7 +230,7 @@ def _fixed(array: pa.Array) -> Parts:
     words = np.empty((len(array), 1 + payload.shape[1]), np.uint32)
     words[:, 0] = valid
     words[:, 1:] = payload
-    if not array.null_count:
+    if valid.all():
         return [_rectangle(words)]
     keep = np.repeat(valid[:, None], words.shape[1], axis=1)
     keep[:, 0] = True

@@ -22,7 +22,7 @@ def words(*values: int) -> bytes:
 
 
 @given(tables())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_the_vectorised_bytes_are_those_of_the_scalar_twin(table: pa.Table) -> None:
     assert leaves(table) == row_leaves(table)
 
@@ -48,6 +48,9 @@ def test_the_stored_type_hashes_like_the_type_of_the_input(table: pa.Table) -> N
         ("abcde", pa.string(), words(6) + b"abcde\0\0\0"),
         ([], pa.list_(pa.int32()), words(1)),
         ([7, None], pa.list_(pa.int32()), words(3, 1, 7, 0)),
+        ([None, False, True], pa.list_(pa.bool_()), words(4, 0, 1, 0, 1, 1)),
+        ([None, -1], pa.list_(pa.int16()), words(3, 0, 1, 0xFFFFFFFF)),
+        ([None, "abcde", "abcd"], pa.list_(pa.string()), words(4, 0, 6) + b"abcde\0\0\0" + words(5) + b"abcd"),
         ({"a": None}, pa.struct([("a", pa.int32())]), words(1, 0)),
         (None, pa.struct([("a", pa.int32())]), words(0)),
         ([("k", 1)], pa.map_(pa.string(), pa.int32()), words(2, 2) + b"k\0\0\0" + words(1, 1)),
