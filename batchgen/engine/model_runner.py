@@ -7,6 +7,7 @@ import torch
 from batchgen.engine.batch import Chunk, Sampled
 from batchgen.engine.sampling import draw
 from batchgen.kernels.constants import BLOCK_SIZE
+from batchgen.kernels.golden import require_rounding
 from batchgen.layers.step import StepTensors
 from batchgen.models.decoder import Cache, Decoder
 
@@ -21,7 +22,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def step(self, chunks: collections.abc.Sequence[Chunk]) -> list[Sampled]:
-        """Compute every chunk and draw for those with `samples`, in their order."""
+        """Compute every chunk and draw for those with `samples`, in their order.
+
+        Raises EngineError where floats are not rounded to nearest.
+        """
+        require_rounding()
         logits = self._model.forward(step_tensors(chunks), self._cache)
         sequences = [chunk.sequence for chunk in chunks if chunk.samples]
         return draw(logits, sequences, processed=self._processed_logprobs) if sequences else []

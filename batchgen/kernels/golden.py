@@ -20,9 +20,12 @@ GOLDEN = {
     "portable/1": "1e06307e0484bfa526fba53f6130dda647e46e1c7567dbc4b7ba22cd4a72d1c5",
 }
 
+_ONE, _LITTLE = float("1"), float("1e-20")  # no constants, which the compiler would add up beforehand
+
 
 def check_profile(numerics: str) -> str:
     """The kernel-set digest of the profile `numerics`. Raises EngineError when this machine's kernels give another."""
+    require_rounding()
     found = kernel_set_digest(native=numerics in NATIVE)
     if found != GOLDEN[numerics]:
         raise EngineError(
@@ -30,6 +33,19 @@ def check_profile(numerics: str) -> str:
             hint="no row made here could be reproduced; the build or the processor is at fault",
         )
     return found
+
+
+def require_rounding() -> None:
+    """Raises EngineError unless this thread rounds to nearest.
+
+    The kernels see to that themselves. What Python and numpy compute for them, rotary tables and scales, goes by the
+    mode of the process, which any library may have changed.
+    """
+    if not (_ONE + _LITTLE == 1.0 and -_ONE - _LITTLE == -1.0 and _ONE - _LITTLE == 1.0):
+        raise EngineError(
+            "this process does not round floating-point numbers to nearest",
+            hint="some library has called fesetround, and no row made now could be reproduced",
+        )
 
 
 def kernel_set_digest(*, native: bool = False) -> str:
