@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.model_cases import assert_same, load_tiny
+from support.tiny_jobs import make, write_tiny_jobs
 
+from batchgen.errors import EXIT_ERROR_ROWS
 from batchgen.loader import LoadedModel
 
 PROGRAM = """
@@ -45,6 +47,26 @@ def test_a_fresh_process(
     assert not (tmp_path / "cache").exists()
     assert_same(in_a_process(tmp_path, max_num_seqs, threads, hash_seed), alone, f"hash seed {hash_seed}")
     assert any((tmp_path / "cache").iterdir()), "the weights were not packed here"
+
+
+@pytest.mark.parametrize(
+    "surroundings", [{"LC_ALL": "C", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "3"}, {"LANG": "tr_TR"}]
+)
+def test_the_command_line_elsewhere(tmp_path: Path, surroundings: dict[str, str]) -> None:
+    """`batchgen run` from another folder, with another locale, time zone and empty caches: the root of this process."""
+    write_tiny_jobs(tmp_path)
+    root = make(tmp_path, tmp_path / "here").root
+    job, out = tmp_path / "job.yaml", tmp_path / "there"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "batchgen", "run", str(job), "--out", str(out), "--json", "--max-num-seqs", "3"],
+        cwd=tmp_path / "model",
+        env={**os.environ, "BATCHGEN_CACHE": str(tmp_path / "cache"), **surroundings},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == EXIT_ERROR_ROWS, done.stderr  # one prompt of the job is null
+    assert json.loads(done.stdout)["root"] == root
 
 
 def test_counter_another_model_is_seen(alone: dict[str, str], tmp_path: Path, model: LoadedModel) -> None:

@@ -52,6 +52,13 @@ def test_neighbouring_seeds(engine: Engine, steps: int) -> None:
     assert not any(answer[shift : shift + 6] in firsts for answer in found for shift in range(1, 6))
 
 
+def test_the_ends_of_the_range(engine: Engine) -> None:
+    """0, the largest, and those around the places where signed and 32-bit integers end: each is a seed of its own."""
+    one = ask("row", PROMPT, PARAMS)
+    seeds = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
+    assert len(set(answers(engine, [replace(one, row_key=f"seed {seed}", seed=seed) for seed in seeds]))) == len(seeds)
+
+
 def test_neighbouring_job_seeds_and_samples() -> None:
     """No seed of a job, row or sample is that of another, nor lies in a stretch with its neighbours."""
     seeds = [sample_seed(job, f"row-{row}", index) for job in range(20) for row in range(50) for index in range(8)]
