@@ -79,7 +79,13 @@ class Suspect:
             keys_json = row_keys_json(list(self.keys_of(self.shard.start, self.shard.stop))) if self.keys_of else b""
         if hashlib.sha256(keys_json).hexdigest() != self.shard.keys_digest:
             return None
-        return [(key, index) for key in json.loads(keys_json) for index in range(self.manifest.plan.n)]
+        try:
+            keys = json.loads(keys_json)
+        except ValueError:  # who forged the digest forged it of anything
+            return None
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            return None
+        return [(key, index) for key in keys for index in range(self.manifest.plan.n)]
 
     def _altered(
         self,

@@ -1,5 +1,6 @@
 """Runs that someone or something has been at: each fault has its own words, and nothing that was hashed gets past."""
 
+import hashlib
 import json
 import os
 import random
@@ -136,6 +137,17 @@ def test_keys_forged_with_their_seeds_do_not_have_the_keys_digest(out: Path) -> 
     assert texts(verify_run(out)) == [
         f"manifest: manifest.json: keys_digest of shard 0 is not of the row keys of {part_name(0)}"
     ]
+
+
+@pytest.mark.parametrize("keys", [b"", b"{", b"\xff", b"5", b"[5]"])
+def test_a_keys_digest_of_what_are_no_keys(out: Path, keys: bytes) -> None:
+    """Forged in the file and in the manifest: then which rows belong there is not known, and that is said."""
+    rewrite(out, 0, lambda table: table.slice(0, 5).replace_schema_metadata({"batchgen.row_keys": keys}))
+    manifest = read_manifest(out)
+    first = replace(manifest.shards[0], keys_digest=hashlib.sha256(keys).hexdigest())
+    write_manifest(out, manifest.with_shards([first, *manifest.shards[1:]]))
+    [text] = texts(verify_run(out))
+    assert "holds 5 rows of 64, and which is known from the input alone" in text
 
 
 def test_rows_left_out_throughout(out: Path) -> None:
