@@ -182,24 +182,30 @@ def read_blocks(
 def _read_file(
     file: InputFile, names: list[str], numbers: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-    """The rows `numbers` (ascending) of `file`, in pieces."""
+    """The rows `numbers` (ascending) of `file`, in pieces, none of which was read from a file that has changed."""
     if not names:  # Arrow does not count the rows of no columns
         for at in range(0, len(numbers), _BATCH_ROWS):
             yield numbers[at : at + _BATCH_ROWS], pa.record_batch({})
         return
     try:
-        if stamp(file.path) != file.stamp:
-            raise InputError("has changed since the job read it first", where=str(file.path))
+        _check_stamp(file)
         with open_parquet(file.path) as parquet:
             base = 0
             for group in range(parquet.num_row_groups):
                 num_rows = parquet.metadata.row_group(group).num_rows
                 low, high = np.searchsorted(numbers, [base, base + num_rows])
                 if low < high:
-                    yield from _read_group(parquet, group, names, numbers[low:high], base)
+                    for piece in _read_group(parquet, group, names, numbers[low:high], base):
+                        _check_stamp(file)  # after it was read: someone may write into the file meanwhile
+                        yield piece
                 base += num_rows
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"cannot be read: {str(error).splitlines()[0]}", where=str(file.path)) from None
+
+
+def _check_stamp(file: InputFile) -> None:
+    if stamp(file.path) != file.stamp:
+        raise InputError("has changed since the job read it first", where=str(file.path))
 
 
 def _read_group(
