@@ -56,7 +56,7 @@ class Campaign:
     chance: random.Random
     tally: Tally
     fault: str = ""  # one of faults.FAULTS, for every child
-    plants: tuple[str, ...] = (*PLANTS, "old_manifest", "spoilt_manifest")
+    plants: tuple[str, ...] = (*PLANTS, "old_manifest", "spoilt_manifest", "spoilt_cache")
     ways: tuple[str, ...] = tuple(WAYS)
     events: list[str] = field(default_factory=list)  # of this run, for the message
     old: OldManifests = field(default_factory=OldManifests)
@@ -107,7 +107,12 @@ class Campaign:
         if name == "spoilt_manifest":
             self._spoil(out, state)
             return state
-        done = self.old.put_back(out, self.chance) if name == "old_manifest" else PLANTS[name](out, self.chance)
+        if name == "old_manifest":
+            done = self.old.put_back(out, self.chance)
+        elif name == "spoilt_cache":
+            done = self.setting.spoil_cache(self.chance)
+        else:
+            done = PLANTS[name](out, self.chance)
         if not done:
             return state
         self.events.append(f"damage: {name}")

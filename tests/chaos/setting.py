@@ -18,6 +18,7 @@ from chaos.instruments import INSTRUMENTS
 from chaos.server import Server, text_of
 
 DISK_BYTES = 16 << 20
+TINY_KV_BYTES = 7 * 2 * 2 * 2 * 2 * 32 * 32  # the least that holds a sequence of max_model_len 200: preemptions
 
 
 class Setting:
@@ -75,6 +76,18 @@ class Setting:
         self._undisturbed = whole, text_of(log).split()[-1]
         return self._undisturbed
 
+    def spoil_cache(self, chance: random.Random) -> bool:
+        """The packed weights are gone, or a bit of them is another; False when there are none."""
+        files = sorted(Path(self.environment["BATCHGEN_CACHE"]).rglob("*.packed"))
+        for file in files:
+            if chance.random() < 0.5:
+                file.unlink()
+                continue
+            data = bytearray(file.read_bytes())
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            file.write_bytes(data)
+        return bool(files)
+
     @contextlib.contextmanager
     def full_disk(self, chance: random.Random, wanted: bool) -> Iterator[None]:
         """All but a little of the disk is taken, while the block runs."""
@@ -100,6 +113,7 @@ class Setting:
                 "max_num_batched_tokens": chance.choice([5, 16, 33, 64, 256]),
                 "threads": chance.randint(1, 3),
                 "prefix_cache": chance.random() < 0.5,
+                "kv_cache_bytes": chance.choice([None, TINY_KV_BYTES]),
             }
         return options
 
