@@ -6,21 +6,20 @@ blocks of a common beginning; it may be computed in any company and chunk. All o
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 import xxhash
-from numpy.typing import NDArray
 
 from batchgen import kernels
 from batchgen.engine.batch import Chunk, Runner, Sampled
+from batchgen.engine.bits import as_bits
 from batchgen.errors import EngineError
 from batchgen.models.op_names import OpName
 from batchgen.records import Request
 
-Array = NDArray[Any]
 Rows = list[tuple[int, int]]  # (row of an op's outputs, position)
 
 
@@ -37,12 +36,17 @@ class Trace:
 
     names: tuple[OpName, ...]
     digests: dict[Place, list[int]] = field(default_factory=dict)
-    kept: list[dict[str, Array]] = field(default_factory=list)  # the outputs themselves, at the one place asked for
+    kept: list[kernels.Outputs] = field(default_factory=list)  # the outputs themselves, at the one place asked for
 
     def add(self, place: Place, digest: int) -> None:
         seen = self.digests.setdefault(place, [])
         if digest not in seen:
             seen.append(digest)
+
+    def gap(self) -> int | None:
+        """The first position that no op was seen at, before one that some were: it was computed for other tokens."""
+        seen = {place.position for place in self.digests}
+        return next((position for position in range(max(seen, default=0)) if position not in seen), None)
 
 
 def first_difference(a: Trace, b: Trace, stop: int) -> Place | None:
@@ -81,7 +85,7 @@ class Recorder:
         if at >= len(names) or names[at].op != op:
             expected = names[at].op if at < len(names) else "none"
             raise EngineError(f"op {at} of a step is {op}, and {expected} was expected")
-        arrays = {name: _array(output) for name, output in outputs.items()}
+        arrays = {name: as_bits(output) for name, output in outputs.items()}
         for row, position in self._drawn if names[at].drawn else self._rows:
             digest = xxhash.xxh3_64()
             for array in arrays.values():
@@ -89,7 +93,7 @@ class Recorder:
             place = Place(position, at)
             self.trace.add(place, digest.intdigest())
             if place == self._keep:
-                self.trace.kept.append({name: array[row].copy() for name, array in arrays.items()})
+                self.trace.kept.append({name: deepcopy(output[row]) for name, output in outputs.items()})
 
 
 class TracingRunner:
@@ -128,10 +132,3 @@ class TracingRunner:
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences begin alike with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _array(output: torch.Tensor | Array) -> Array:
-    """bfloat16, which numpy lacks, as its bits in uint16."""
-    if isinstance(output, torch.Tensor):
-        return output.view(torch.uint16).numpy() if output.dtype == torch.bfloat16 else output.numpy()
-    return output

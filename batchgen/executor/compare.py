@@ -37,6 +37,25 @@ def bits(completion: Completion) -> dict[str, Any]:
     return {field.name: _plain(getattr(completion, field.name)) for field in fields(completion)}
 
 
+def from_bits(found: dict[str, Any]) -> Completion:
+    """The completion of which `found` are the bits. Raises TypeError, KeyError or ValueError for anything else."""
+    values = {field.name: _tuples(found[field.name]) for field in fields(Completion)}
+    if values["logprobs"] is not None:
+        values["logprobs"] = tuple(map(_float, values["logprobs"]))
+    if values["top_logprobs_values"] is not None:
+        values["top_logprobs_values"] = tuple(tuple(map(_float, row)) for row in values["top_logprobs_values"])
+    return Completion(**values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _float(digits: str) -> float:
+    [value] = struct.unpack(">f", bytes.fromhex(digits))
+    return float(value)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return struct.pack(">f", value).hex()

@@ -1,15 +1,13 @@
 """Why a row differs: what is stored, what is made here on each side, and the op at which they part."""
 
-from collections.abc import Iterable
-
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from batchgen.terminal import OUT, count, facts, plain
+from batchgen.terminal.replay import draw_view
 from batchgen.verify.elements import Elements
 from batchgen.verify.explain import Culprit, Explanation, SideReport
-from batchgen.verify.mismatch import Candidate, Mismatch
+from batchgen.verify.mismatch import Mismatch
 
 _SHORT = 16  # characters of a digest
 
@@ -19,9 +17,13 @@ def print_explanation(found: Explanation) -> None:
     title = Text.assemble(plain(found.row_key, "bold"), f" · sample {found.sample_index}")
     OUT.print(Rule(title, align="left", style="dim"))
     pairs: list[tuple[str, object]] = [("run A" if found.run_b else "run", found.run_a), ("run B", found.run_b)]
-    pairs += [("stored", place(found.stored, "A", "B"))] if found.stored else []
+    a, b = ("A", "B") if found.run_b else ("first", "second")
+    pairs += [("stored" if found.run_b else "probe failed", place(found.stored, a, b))] if found.stored else []
     pairs += [("manifests" if at == 0 else "", _fact(*fact)) for at, fact in enumerate(_facts(found))]
-    pairs += [(side.name if len(side.name) > 1 else f"side {side.name}", side_view(side)) for side in found.sides]
+    stored = "first answer" if found.stored and not found.run_b else "stored row"
+    pairs += [
+        (side.name if len(side.name) > 1 else f"side {side.name}", side_view(side, stored)) for side in found.sides
+    ]
     if found.sides:
         first, last = found.sides[0].name, found.sides[-1].name
         pairs.append(("made here", place(found.made, first, last) if found.made else "the same row on both sides"))
@@ -31,7 +33,7 @@ def print_explanation(found: Explanation) -> None:
     OUT.print(facts(pairs))
     if found.stored and (draw := found.stored.draw):
         OUT.print()
-        OUT.print(candidates([("A", draw.stored), ("B", draw.made)], draw.margin))
+        OUT.print(draw_view(draw, (a, b)))
     OUT.print()
     verdict = ("differs", "bold red") if found.differs else ("same", "bold")
     OUT.print(Text.assemble(verdict, plain(f": {found.conclusion}")), soft_wrap=True)
@@ -45,16 +47,18 @@ def place(mismatch: Mismatch, a: str, b: str) -> str:
     return f"{where}: {a} has {values[0]}, {b} has {values[1]}" + (f"; and {others} differ" if others else "")
 
 
-def side_view(side: SideReport) -> Text:
-    """How it was made, and whether that gave the stored row."""
+def side_view(side: SideReport, stored: str) -> Text:
+    """How it was made, and whether that gave what is `stored`."""
     how = side.how
     shared = "prefix cache" if how["prefix_cache"] else "no prefix cache"
     beside = f"beside {count(side.company, 'row')}" if side.company else "nobody beside it"
     text = f"{beside}; at most {how['max_num_seqs']} at once, {how['max_num_batched_tokens']} tokens a step, {shared}\n"
     if side.reproduced:
-        return Text.assemble(text, "gives the stored row, bit for bit")
+        return Text.assemble(text, f"gives the {stored}, bit for bit")
+    if side.is_second:
+        return Text.assemble(text, "gives the second answer, bit for bit")
     lines = place(side.mismatch, "it", "this machine") if side.mismatch else ""
-    return Text.assemble(text, ("does not give the stored row: ", "red"), plain(lines))
+    return Text.assemble(text, (f"does not give the {stored}: ", "red"), plain(lines))
 
 
 def culprit_pairs(culprit: Culprit) -> list[tuple[str, object]]:
@@ -65,8 +69,10 @@ def culprit_pairs(culprit: Culprit) -> list[tuple[str, object]]:
     pairs: list[tuple[str, object]] = [
         ("parts in", plain(culprit.label, "bold")),
         ("at", f"position {culprit.position}: {where}, {culprit.token_id} {culprit.text!r}"),
-        ("inputs", "equal, bit for bit"),
     ]
+    if culprit.op == "prefix_cache":
+        return [*pairs, ("inputs", f"never computed on {culprit.sides[0]}: the block is one of other tokens")]
+    pairs.append(("inputs", "equal, bit for bit" + (" when written" if culprit.op == "attention" else "")))
     pairs += [("outputs", elements_view(found, culprit.sides)) for found in culprit.elements]
     if not culprit.elements:
         pairs.append(("outputs", "differed once, and not when both sides were made again: it does not repeat"))
@@ -82,22 +88,6 @@ def elements_view(found: Elements, sides: tuple[str, ...]) -> str:
         f"{found.differing} of {count(found.of, 'element')}{name} {'differs' if found.differing == 1 else 'differ'}, "
         f"first {list(found.index)}: {found.a:.9g} ({found.a_bits}) on {a}, {found.b:.9g} ({found.b_bits}) on {second}"
     )
-
-
-def candidates(sides: Iterable[tuple[str, Candidate | None]], margin: float | None) -> Table:
-    """The two tokens at the first difference, with what the sampler compares when the row is alone here."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_row("", *(Text(name, "dim") for name in ("token", "text", "logit", "score")))
-    for name, token in sides:
-        if token is None:
-            table.add_row(name, "–", Text("ended before", "dim"), "", "")
-            continue
-        numbers = ("–" if value is None else f"{value:.9g}" for value in (token.logit, token.score))
-        table.add_row(name, str(token.token_id), plain(repr(token.text)), *numbers)
-    if margin is not None:
-        table.add_row("margin", "", "", "", f"{abs(margin):.9g}")
-    return table
 
 
 def _facts(found: Explanation) -> list[tuple[str, object, object]]:

@@ -19,8 +19,11 @@ from batchgen.verify.replay import Replay
 _PARTS = {"weights": "weights_digest", "tokenizer": "tokenizer_digest", "profile": "numerics"}
 _PARTS |= {"kernels": "kernel_set", "canary": "canary"}
 _COLUMNS: tuple[JustifyMethod, ...] = ("right", "left", "right", "right", "left")
-_OPTIONS = {"max_num_seqs": "samples at once", "max_num_batched_tokens": "tokens a step"}
-_OPTIONS |= {"prefix_cache": "prefix cache"}
+_OPTIONS = {
+    "max_num_seqs": "samples at once",
+    "max_num_batched_tokens": "tokens a step",
+    "prefix_cache": "prefix cache",
+}
 
 
 def print_configs(manifest: Manifest, config: RunConfig, about: Mapping[str, Any]) -> None:
@@ -29,12 +32,7 @@ def print_configs(manifest: Manifest, config: RunConfig, about: Mapping[str, Any
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_row("", Text("recorded", "dim"), Text("replay", "dim"))
-    names = {
-        "max_num_seqs": "samples at once",
-        "max_num_batched_tokens": "tokens a step",
-        "prefix_cache": "prefix cache",
-    }
-    for field, name in names.items():
+    for field, name in _OPTIONS.items():
         table.add_row(name, setting(then.get(field)), setting(now[field]))
     table.add_row("order", plain("of the input"), plain("shuffled"))
     for field, name in (("threads", "threads"), ("instruction_set", "instructions")):
@@ -108,14 +106,14 @@ def value(value: object) -> Text:
     return Text("nothing", "dim") if value is None else plain(value)
 
 
-def draw_view(draw: Draw) -> Table:
+def draw_view(draw: Draw, names: tuple[str, str] = ("stored", "made again")) -> Table:
     """Both tokens with their logits and scores, and the margin between them."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     for justify in _COLUMNS:
         table.add_column(justify=justify)
     table.add_row("", *(Text(name, "dim") for name in ("token", "text", "logit", "score", "")))
-    for name, candidate in (("stored", draw.stored), ("made again", draw.made)):
+    for name, candidate in zip(names, (draw.stored, draw.made), strict=True):
         table.add_row(name, *candidate_cells(candidate))
     if draw.margin is not None:
         table.add_row("margin", "", "", "", f"{draw.margin:.9g}", "")

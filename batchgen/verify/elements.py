@@ -1,12 +1,11 @@
 """Two outputs of one op, element by element."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from batchgen.engine.bits import as_bits
+from batchgen.kernels import Outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +22,15 @@ class Elements:
     b_bits: str
 
 
-def compare_elements(a: dict[str, Array], b: dict[str, Array]) -> list[Elements]:
+def compare_elements(a: Outputs, b: Outputs) -> list[Elements]:
     """One for each output of the op that differs."""
     found = []
     for name in a:
-        left, right = (np.atleast_1d(side[name]) for side in (a, b))
-        bits = [side.view(np.dtype(f"u{side.itemsize}")) for side in (left, right)]
-        places = np.argwhere(bits[0] != bits[1])
+        left, right = (np.atleast_1d(as_bits(side[name])) for side in (a, b))
+        places = np.argwhere(left != right)
         if len(places):
             at = tuple(map(int, places[0]))
-            hexes = [f"0x{int(side[at]):0{2 * side.itemsize}x}" for side in bits]
-            found.append(
-                Elements(name, len(places), left.size, at, _float(left[at]), _float(right[at]), hexes[0], hexes[1])
-            )
+            value_a, value_b = (side[name].reshape(left.shape)[at].item() for side in (a, b))
+            bits_a, bits_b = (f"0x{int(bits[at]):0{2 * bits.itemsize}x}" for bits in (left, right))
+            found.append(Elements(name, len(places), left.size, at, value_a, value_b, bits_a, bits_b))
     return found
-
-
-def _float(value: np.generic) -> float:
-    if value.dtype == np.uint16:  # the upper half of a float32
-        return float((np.array([value]).astype(np.uint32) << 16).view(np.float32)[0])
-    return value.item()  # type: ignore[no-any-return]

@@ -12,14 +12,15 @@ from batchgen.io.hashing import ROW_HASH, leaves
 from batchgen.io.same_job import differences
 from batchgen.io.schema import OUTPUT_COLUMNS
 from batchgen.loader import Progress
-from batchgen.models.op_names import op_names
+from batchgen.models.op_names import OpName, op_names
 from batchgen.models.packed import PackedWeights
 from batchgen.records import Request
 from batchgen.verify.causes import Difference, suspects
 from batchgen.verify.elements import Elements, compare_elements
 from batchgen.verify.ledger import Ledger
 from batchgen.verify.mismatch import Mismatch, Scorer, find_mismatch
-from batchgen.verify.side import Made, Side, StoredRow, lone_config, recorded_config
+from batchgen.verify.side import Made, Side, lone_config
+from batchgen.verify.stored_row import StoredRow
 
 _INPUTS = {"prompt_token_ids": "prompt ids", "params_hash": "sampling parameters", "seed": "seed"}
 
@@ -33,12 +34,16 @@ class SideReport:
     how: dict[str, Any]
     company: int  # requests beside the row
     reproduced: bool  # the stored row, bit for bit
+    is_second: bool  # what the probe gave, bit for bit, where that failed
     mismatch: Mismatch | None  # stored against made, if it is not
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Where the two computations part. All that the op reads there is equal bit for bit; what it gives is not."""
+    """Where the two computations part. All that the op reads there is equal bit for bit; what it gives is not.
+
+    The op "prefix_cache" is no kernel: one side went on from a position that it never computed for these tokens.
+    """
 
     position: int
     token_id: int  # at that position
@@ -48,7 +53,7 @@ class Culprit:
     layer: int | None
     role: str
     op: str
-    sides: tuple[str, ...]  # their names; twice the same when one side gave two values for one position
+    sides: tuple[str, ...]  # their names; twice the same when one side gave two values for one position; one: a cache's
     elements: tuple[Elements, ...]  # empty: the difference was not there when both were made once more
 
 
@@ -63,7 +68,8 @@ class Explanation:
     sample_index: int
     run_a: str
     run_b: str | None
-    stored: Mismatch | None  # A's row ("stored" in it) against B's ("made")
+    # A's row ("stored" in it) against B's ("made"); without run_b, the first answer against what a failed probe gave
+    stored: Mismatch | None
     facts: tuple[Difference, ...]  # in which the manifests differ, if it can act on rows
     machine: dict[str, str]  # canary and kernel set of this machine
     weights: str | None  # the first tensor that differs
@@ -97,7 +103,7 @@ def explain_runs(a: Ledger, b: Ledger, row_key: str, sample_index: int = 0) -> E
     shared = a.manifest.fingerprint.get("weights_digest") == b.manifest.fingerprint.get("weights_digest")
     weights = (a.weights, a.weights if shared else b.weights)
     sides = [
-        Side(name, row, recorded_config(row.ledger), held, alone=False)
+        Side(name, row, row.ledger.config, held, alone=False)
         for name, row, held in zip("AB", rows, weights, strict=True)
     ]
     if stored and stored.column == "token_ids":
@@ -118,10 +124,13 @@ def explain_run(a: Ledger, row_key: str, sample_index: int = 0) -> Explanation:
     if row.request is None:
         return replace(blank, conclusion="the row has no prompt: nothing of it was computed", differs=False)
     sides = [
-        Side("recorded", row, recorded_config(a), a.weights, alone=False),
+        Side("recorded", row, a.config, a.weights, alone=False),
         Side("alone", row, lone_config(a), a.weights, alone=True),
     ]
-    return _compare(blank, sides)
+    if row.second is None:
+        return _compare(blank, sides)
+    stored = _mismatch(row.table, row.second, row.request, Scorer(a))
+    return replace(_compare(replace(blank, stored=stored), sides), differs=True)
 
 
 def _blank(row: StoredRow, run_b: str | None, facts: tuple[Difference, ...], stored: Mismatch | None) -> Explanation:
@@ -165,23 +174,37 @@ def _compare(blank: Explanation, sides: list[Side]) -> Explanation:
     made = [side.make() for side in sides]
     reports = {side.name: side for side in blank.sides}
     reports |= {side.name: _report(side, done) for side, done in zip(sides, made, strict=True)}
-    place = first_difference(made[0].trace, made[1].trace, _common_positions(sides[0].request, made))
+    stop, gap = _common_positions(sides[0].request, made), None
+    for side, done in zip(sides, made, strict=True):
+        if (position := done.trace.gap()) is not None and position < stop:
+            stop, gap = position, side.name
+    place = first_difference(made[0].trace, made[1].trace, stop)
+    culprit = _culprit(place, sides, made[0]) if place else _cache_culprit(stop, gap, sides, made[0]) if gap else None
     found = replace(
         blank,
         machine={part: sides[0].engine.fingerprint[part] for part in ("kernel_set", "canary")},
         sides=tuple(reports.values()),
         made=_mismatch(made[0].table, made[1].table),
-        culprit=_culprit(place, sides, made[0]) if place else None,
+        culprit=culprit,
     )
     differs = bool(found.run_b or found.culprit or found.made or not all(side.reproduced for side in found.sides))
-    return replace(found, conclusion=_conclusion(found), differs=differs)
+    return replace(found, conclusion=_conclusion(found, sides), differs=differs)
 
 
 def _report(side: Side, made: Made) -> SideReport:
     stored = side.row.table
     reproduced = stored[ROW_HASH].equals(made.table[ROW_HASH])
     mismatch = None if reproduced else _mismatch(stored, made.table)
-    return SideReport(side.name, str(side.row.ledger.run), side.how, len(side.requests) - 1, reproduced, mismatch)
+    second = side.row.second
+    return SideReport(
+        name=side.name,
+        run=str(side.row.ledger.run),
+        how=side.how,
+        company=len(side.requests) - 1,
+        reproduced=reproduced,
+        is_second=second is not None and second[ROW_HASH].equals(made.table[ROW_HASH]),
+        mismatch=mismatch,
+    )
 
 
 def _common_positions(request: Request, made: list[Made]) -> int:
@@ -193,20 +216,32 @@ def _common_positions(request: Request, made: list[Made]) -> int:
 
 def _culprit(place: Place, sides: list[Side], made: Made) -> Culprit:
     """Makes both sides once more, to see the values themselves."""
-    request, model = sides[0].request, sides[0].row.ledger.model
     kept = [(side.name, values) for side in sides for values in side.make(place).trace.kept]
     names, elements = tuple[str, ...](), tuple[Elements, ...]()
     for name, values in kept[1:]:
         if found := compare_elements(kept[0][1], values):
             names, elements = (kept[0][0], name), tuple(found)
             break
-    num_prompt, op = len(request.prompt_token_ids), op_names(model.config)[place.op]
-    token_id = (*request.prompt_token_ids, *made.token_ids)[place.position]
+    return _culprit_at(
+        place.position, op_names(sides[0].row.ledger.model.config)[place.op], names, elements, sides[0], made
+    )
+
+
+def _cache_culprit(position: int, name: str, sides: list[Side], made: Made) -> Culprit:
+    """One side never computed this position for these tokens, and went on from it."""
+    return _culprit_at(position, OpName(None, "the prefix cache", "prefix_cache"), (name,), (), sides[0], made)
+
+
+def _culprit_at(
+    position: int, op: OpName, names: tuple[str, ...], elements: tuple[Elements, ...], side: Side, made: Made
+) -> Culprit:
+    prompt, model = side.request.prompt_token_ids, side.row.ledger.model
+    token_id = (*prompt, *made.token_ids)[position]
     return Culprit(
-        position=place.position,
+        position=position,
         token_id=token_id,
         text=model.tokenizer.decode([token_id], skip_special_tokens=False),
-        output_token=place.position - num_prompt if place.position >= num_prompt else None,
+        output_token=position - len(prompt) if position >= len(prompt) else None,
         label=str(op),
         layer=op.layer,
         role=op.role,
@@ -216,28 +251,48 @@ def _culprit(place: Place, sides: list[Side], made: Made) -> Culprit:
     )
 
 
-def _conclusion(found: Explanation) -> str:
+def _conclusion(found: Explanation, sides: list[Side]) -> str:
     weights = f"the weights differ, first in {found.weights}; " if found.weights else ""
     if found.culprit:
         where = f"{found.culprit.label}, at position {found.culprit.position}"
         blame = "" if found.run_b is None or len(found.sides) == 2 else "this machine itself is at fault; "
-        return f"{weights}{blame}the computations part in {where}: it reads equal bits and gives others"
+        return f"{weights}{blame}the computations part in {where}: {_HOW.get(found.culprit.op, _HOW_OP)}"
     if found.made and not OUTPUT_COLUMNS & set(found.made.columns):
         return f"the answers are the same; what differs is carried from the input: {', '.join(found.made.columns)}"
     if found.made:
         return f"{weights}every op gives the same bits on both sides, and the rows differ in {found.made.column}"
     right = [side.name for side in found.sides if side.reproduced]
+    company = (
+        "in company and alone"
+        if found.sides[0].company
+        else "alone under two configurations, for the run has no company for it"
+    )
+    if found.run_b is None and found.stored:
+        which = "the first" if right else "the second" if found.sides[0].is_second else "neither"
+        return f"of the two answers, this machine now gives {which}, {company}: the fault did not come back"
     if found.run_b is None:
         if right:
-            return "this machine gives the stored row, bit for bit, in company and alone"
-        return "this machine gives one row in company and alone, and not the stored one: " + _BLAME.format("the run")
+            return f"this machine gives the stored row, bit for bit, {company}"
+        return f"this machine gives one row {company}, and not the stored one: {_blame('the run', sides)}"
     if len(right) == 1:
         wrong = "B" if right == ["A"] else "A"
-        return f"this machine gives {right[0]}'s row on both sides: " + _BLAME.format(wrong)
-    return "this machine gives one row on both sides, neither A's nor B's: " + _BLAME.format("each of them")
+        blamed = [side for side in sides if side.name == wrong]
+        return f"this machine gives {right[0]}'s row on both sides: {_blame(wrong, blamed)}"
+    return f"this machine gives one row on both sides, neither A's nor B's: {_blame('each of them', sides)}"
 
 
-_BLAME = "{} was made by another build or a faulty machine"
+_HOW_OP = "it reads equal bits and gives others"
+_HOW = {
+    "attention": "it reads keys and values that were written with equal bits, and gives others",
+    "prefix_cache": "it gave the row a block that was computed from other tokens",
+}
+
+
+def _blame(whose: str, sides: list[Side]) -> str:
+    """Only a machine whose canary is that of the run may say that the fault is not its own."""
+    if all(side.engine.fingerprint["canary"] == side.row.ledger.manifest.fingerprint.get("canary") for side in sides):
+        return f"{whose} was made by another build or a faulty machine"
+    return f"the canary of this machine is not that of {whose}, so one of the two is at fault"
 
 
 def _first_tensor(a: PackedWeights, b: PackedWeights) -> str | None:

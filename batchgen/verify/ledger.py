@@ -26,6 +26,8 @@ from batchgen.records import Request, SamplingParams
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
 
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "prefix_cache", "threads")  # of a RunConfig
+
 
 @dataclass(eq=False)
 class Ledger:
@@ -60,6 +62,12 @@ class Ledger:
     def params(self) -> SamplingParams:
         """Of every row."""
         return self.spec.sampling
+
+    @property
+    def config(self) -> RunConfig:
+        """How its rows were computed by the process that wrote last."""
+        known = {name: value for name, value in self.manifest.run_config.items() if name in LIMITS}
+        return RunConfig(self.run, probe=0, **known)  # type: ignore[arg-type]
 
     @cached_property
     def weights(self) -> PackedWeights:

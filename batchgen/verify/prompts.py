@@ -1,6 +1,8 @@
 """Where the prompts of a replay come from: the rows themselves, or the job's input once more."""
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -73,6 +75,18 @@ class InputPrompts:
         if passthrough.num_columns:
             passthrough = passthrough.take(pa.array(rows, pa.int64()))
         return [made[row] for row in rows], passthrough
+
+    def around(self, row_key: str, reach: int) -> tuple[list[Prompt], Prompt, list[Prompt]]:
+        """The row with this key, and at most `reach` rows before and after it. Raises InputError if it is not there."""
+        rows = read_rows(self._inputs, 0, self._inputs.num_rows)
+        before = deque[InputRow](maxlen=reach)
+        for row in rows:
+            if row.row_key == row_key:
+                found = [*before, row, *islice(rows, reach)]
+                made = [Prompt(one.row_key, self._ids(one)) for one in found]
+                return made[: len(before)], made[len(before)], made[len(before) + 1 :]
+            before.append(row)
+        raise InputError(f"the input has no row {row_key!r}")
 
     def _ids(self, row: InputRow) -> tuple[int, ...] | RowError:
         try:

@@ -1,9 +1,8 @@
 """One way to make one row of a run again: whose engine, with which limits, beside whom."""
 
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,33 +16,8 @@ from batchgen.io.schema import Row, rows_to_table
 from batchgen.kernels.cpu.native import set_threads
 from batchgen.models.op_names import op_names
 from batchgen.models.packed import PackedWeights
-from batchgen.records import Request
-from batchgen.verify.choice import named_rows
-from batchgen.verify.ledger import Ledger
-
-_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "prefix_cache", "threads")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRow:
-    """A row as it lies in a run, and the requests of those that were made beside it."""
-
-    ledger: Ledger
-    table: pa.Table  # of the one row
-    request: Request | None  # None: it has no prompt
-    before: tuple[Request, ...]  # of the same shard, in its order
-    after: tuple[Request, ...]
-
-    @classmethod
-    def find(cls, ledger: Ledger, row_key: str, sample_index: int) -> Self:
-        """Raises InputError for a row that is not there, VerifyError for a shard that is not as it was committed."""
-        [(index, [at])] = named_rows(ledger, [row_key], sample_index).positions.items()
-        shard = next(shard for shard in ledger.manifest.shards if shard.index == index)
-        table = ledger.table(shard)
-        rows = table.select(["row_key", "sample_index", "prompt_token_ids"]).to_pylist()
-        asked = [None if row["prompt_token_ids"] is None else ledger.request(row) for row in rows]
-        before, after = ([request for request in part if request] for part in (asked[:at], asked[at + 1 :]))
-        return cls(ledger, table.slice(at, 1), asked[at], tuple(before), tuple(after))
+from batchgen.verify.ledger import LIMITS, Ledger
+from batchgen.verify.stored_row import StoredRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +42,12 @@ class Side:
         self.request = row.request
         self.engine: Engine = start_engine(ledger.spec, ledger.model, config, weights)
         self._runner = self.engine.runner
-        # Those that may still run when the row begins, and all that may join it.
-        before = row.before[-config.max_num_seqs + 1 :] if config.max_num_seqs > 1 else ()
-        self.requests = (self.request,) if alone else (*before, self.request, *row.after)
+        self.requests = (self.request,) if alone else (*row.before, self.request, *row.after)
 
     @property
     def how(self) -> dict[str, Any]:
         """JSON: the limits, and what the engine runs on."""
-        limits = {name: getattr(self.config, name) for name in _LIMITS}
+        limits = {name: getattr(self.config, name) for name in LIMITS}
         return limits | {name: self.engine.about.get(name) for name in ("threads", "instruction_set")}
 
     def make(self, keep: Place | None = None) -> Made:
@@ -99,18 +71,7 @@ class Side:
         return rows_to_table([row], passthrough, params_hash(self.request.params), stored.schema)
 
 
-def recorded_config(ledger: Ledger) -> RunConfig:
-    """The RunConfig that the run's manifest names, as far as it says how rows are computed."""
-    known = {field.name for field in fields(RunConfig)} & set(_LIMITS)
-    return _config(ledger, {name: value for name, value in ledger.manifest.run_config.items() if name in known})
-
-
 def lone_config(ledger: Ledger) -> RunConfig:
     """One sequence at a time, chunks that begin and end elsewhere, nothing shared."""
-    then = recorded_config(ledger)
-    budget = 48 if then.max_num_batched_tokens != 48 else 80
-    return _config(ledger, {"max_num_seqs": 1, "max_num_batched_tokens": budget, "prefix_cache": False})
-
-
-def _config(ledger: Ledger, limits: Mapping[str, Any]) -> RunConfig:
-    return RunConfig(ledger.run, probe=0.0, **limits)
+    budget = 48 if ledger.config.max_num_batched_tokens != 48 else 80
+    return RunConfig(ledger.run, max_num_seqs=1, max_num_batched_tokens=budget, prefix_cache=False, probe=0)

@@ -60,7 +60,7 @@ UNIT_OF = {"strict_yaml": "spec", "validation": "spec", "_cpu": "kernels", "veri
     f"verify.{part}": "verify.diff" for part in ("alignment", "causes", "diff_file", "row_pairs", "sorting")
 }
 UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", "mismatch")}
-UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side")}
+UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", "stored_row")}
 
 HOME: dict[str, set[str]] = {
     "click": {"cli"},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.tiny_runs import next_float
 
-from batchgen.executor.compare import bits, differences
+from batchgen.executor.compare import bits, differences, from_bits
 from batchgen.records import Completion
 
 DONE = Completion(
@@ -72,3 +72,11 @@ def test_the_earliest_token_comes_first() -> None:
 
 def test_bits_are_json() -> None:
     assert json.loads(json.dumps(bits(DONE)))["logprobs"] == ["bf000000", "00000000", "c0000000"]
+
+
+@pytest.mark.parametrize("change", [change for change, _ in CHANGES])
+def test_bits_lead_back(change: dict[str, Any]) -> None:
+    done = replace(DONE, **change)
+    assert bits(from_bits(json.loads(json.dumps(bits(done))))) == bits(done)
+    with pytest.raises(KeyError):
+        from_bits({})

@@ -1,16 +1,20 @@
 """explain finds the op of a planted fault, and says who is at fault when this machine has none."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.cache_faults import one_token_short, without_the_parent
 from support.deep_jobs import JOB, LAYER, LAYERS, PROMPT, ROWS, TARGET, make, write_deep
 from support.jobs import write_parquet
 from support.kernel_faults import EIGHT, OPS, plant
 from support.tiny_models import tiny_config, tiny_weights, write_tiny, write_weights
+from support.tiny_runs import edit_manifest, forge
 
-from batchgen.errors import InputError
+from batchgen.errors import InputError, VerifyError
 from batchgen.executor.start import open_weights
 from batchgen.kernels import cpu
 from batchgen.kernels.cpu.native import library
@@ -77,7 +81,8 @@ def test_a_fault_in_one_op_of_layer_7_is_found_there(
         assert first.differing == 1
         assert first.index[-1] == {"rotary_store": 31, "attention": 127, "linear_silu_mul": 319}.get(op, 127)
     where = f"layer 7, {role}, at position {num_prompt}"
-    assert found.conclusion == f"the computations part in {where}: it reads equal bits and gives others"
+    reads = "keys and values that were written with equal bits," if op == "attention" else "equal bits"
+    assert found.conclusion == f"the computations part in {where}: it reads {reads} and gives others"
 
 
 def test_a_fault_in_the_sampler(folder: Path, num_prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +189,108 @@ def test_a_machine_at_fault_does_not_accuse_another(
     assert (found.culprit.label, found.culprit.position) == ("layer 7, gate and up linear", num_prompt)
     assert found.culprit.sides == ("A", "alone")
     assert found.conclusion.startswith("this machine itself is at fault; the computations part in layer 7, gate and up")
+
+
+@pytest.mark.parametrize("faulty", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "prompts", "position"),
+    [
+        (without_the_parent, ("~x" + "~" * 80, "~" * 82), 1),
+        (one_token_short, ("~" * 31 + "x" + "~" * 50, "~" * 31 + "y" + "~" * 50), 31),
+    ],
+)
+def test_a_cache_that_shares_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, prompts: tuple[str, str], position: int, faulty: bool
+) -> None:
+    """Of what the row was given nothing was computed for it: the attention that reads it is not to blame."""
+    write_tiny(tmp_path / "model")
+    write_parquet(tmp_path / "in.parquet", id=["k0", "k1"], prompt=[*prompts], label=[0, 1])
+    with pytest.MonkeyPatch.context() as patch:
+        if faulty:
+            fault(patch)
+        run = make(tmp_path, "shared", JOB.replace("max_model_len: 100", "max_model_len: 160"))
+    fault(monkeypatch)
+    found = explain(run, row_key="k1")
+    assert [side.reproduced for side in found.sides] == [faulty, not faulty]
+    assert found.culprit is not None
+    assert (found.culprit.op, found.culprit.position, found.culprit.sides) == ("prefix_cache", position, ("recorded",))
+    assert found.conclusion.endswith("it gave the row a block that was computed from other tokens")
+
+
+def test_a_row_that_is_alone_in_its_file_has_the_company_of_other_files(
+    folder: Path, weights: PackedWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(folder, "a-row-a-file", rows_per_shard=1)
+    assert [side.company for side in explain(run).sides] == [ROWS - 1, 0]
+    plant(monkeypatch, "linear_silu_mul", weights[f"layers.{LAYER}.gate_up"])
+    found = explain(run, row_key="k7")
+    assert found.culprit is not None
+    assert found.culprit.label == "layer 7, gate and up linear"
+
+
+def test_no_company_is_claimed_where_there_is_none(folder: Path) -> None:
+    run = make(folder, "lonely", JOB.replace("columns:", "limit: 1, columns:"))
+    found = explain(run, row_key="k0")
+    assert [side.company for side in found.sides] == [0, 0]
+    assert "in company" not in found.conclusion
+
+
+def test_a_machine_with_another_canary_does_not_blame_the_run(folder: Path, tmp_path: Path) -> None:
+    """It cannot know which of the two is at fault."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    run = copy / "runs/healthy"
+    forge(run, "k4", lambda row: {"text": "another"})
+    assert explain(run).conclusion.endswith("the run was made by another build or a faulty machine")
+    edit_manifest(run, fingerprint={"canary": "0" * 64})
+    found = explain(run)
+    assert found.conclusion.endswith("the canary of this machine is not that of the run, so one of the two is at fault")
+
+
+def failed_probe(folder: Path, weights: PackedWeights, name: str) -> tuple[Path, str]:
+    """A run that its probe ended before a file was committed, and the row that was probed."""
+    with pytest.MonkeyPatch.context() as faulty:
+        plant(faulty, "linear_silu_mul", weights[f"layers.{LAYER}.gate_up"])
+        with pytest.raises(VerifyError, match="was made twice and differs"):
+            make(folder, name, probe=1.0)
+    [evidence] = (folder / "runs" / name / "evidence").iterdir()
+    return folder / "runs" / name, json.loads(evidence.read_text())["row_key"]
+
+
+def test_a_row_whose_probe_failed(
+    folder: Path, weights: PackedWeights, num_prompt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no file: its two answers are in the evidence, and its company in the input."""
+    run, key = failed_probe(folder, weights, "probed")
+    assert ledger(run).manifest.shards == ()
+    healthy = explain(run, row_key=key)
+    assert healthy.differs
+    assert healthy.stored is not None
+    assert healthy.stored.column == "logprobs"
+    assert [(side.reproduced, side.is_second, side.company) for side in healthy.sides] == [
+        (False, True, ROWS - 1),
+        (False, True, 0),
+    ]
+    assert healthy.conclusion == (
+        "of the two answers, this machine now gives the second, in company and alone: the fault did not come back"
+    )
+    plant(monkeypatch, "linear_silu_mul", weights[f"layers.{LAYER}.gate_up"])
+    found = explain(run, row_key=key)
+    assert found.culprit is not None
+    assert (found.culprit.label, found.culprit.position) == ("layer 7, gate and up linear", num_prompt)
+    with pytest.raises(InputError, match="there is no row 'k1' yet"):
+        explain(run, row_key="k1")
+
+
+def test_evidence_that_cannot_be_read(folder: Path, weights: PackedWeights) -> None:
+    run, key = failed_probe(folder, weights, "torn")
+    [evidence] = (run / "evidence").iterdir()
+    whole = json.loads(evidence.read_text())
+    evidence.write_text(json.dumps(whole | {"first": whole["first"] | {"logprobs": ["xyz"]}}))
+    with pytest.raises(VerifyError, match=r"evidence/probe-001.json: ValueError"):
+        explain(run, row_key=key)
+    evidence.write_text(json.dumps(whole | {"fingerprint": {}}))
+    with pytest.raises(InputError, match="there is no row"):  # it is of another job
+        explain(run, row_key=key)
 
 
 def test_equal_rows(folder: Path) -> None:
