@@ -1,7 +1,10 @@
-"""Products that are broken on purpose, for the counter-tests: each must be caught by a short chaos run."""
+"""Products that are broken on purpose, for the counter-tests: each must be caught by a short chaos run.
+
+Each puts a function of its own under a name that the product has: an assertion says when that name has moved.
+"""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ import batchgen.executor.open_run as open_run
 import batchgen.io.manifest as manifest
 import batchgen.io.run_folder as run_folder
 import batchgen.io.writer as writer
+from batchgen.io.finding import Finding
 from batchgen.io.hashing import ROW_HASH, MerkleTree, leaves, shard_digest
 from batchgen.io.manifest import ShardRecord, Tally, part_name
+from batchgen.io.shard_check import CheckedShard
 
 
 def write_in_place() -> None:
@@ -25,12 +30,14 @@ def write_in_place() -> None:
             file.write(data)
 
     for module in (writer, manifest, run_folder):
+        assert "write_atomically" in vars(module)
         vars(module)["write_atomically"] = write
 
 
 def trust_every_file() -> None:
     """A resume that takes every part file that can be read for a finished shard, named by the manifest or not."""
     right = open_run.trusted_shards
+    assert "trusted_shards" in vars(local)
 
     def trusting(folder: Any, plan: Any, tree: MerkleTree) -> set[int]:
         named = {shard.index for shard in folder.started.shards}
@@ -55,15 +62,18 @@ def trust_every_file() -> None:
 
 def skip_the_hashes() -> None:
     """A resume that looks whether a file can be read, and takes its word for the hashes."""
+    assert "check_shards" in vars(open_run)
 
-    def unchecked(run: Path, there: Any, shard: ShardRecord, *_: object) -> tuple[list[bytes], list[Any]]:
-        try:
-            table = pq.read_table(run / part_name(shard.index))
-        except Exception as error:
-            return [], [error]
-        return [bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist()], []
+    def unchecked(run: Path, there: Any, shards: Iterable[ShardRecord]) -> Iterator[CheckedShard]:
+        for shard in shards:
+            try:
+                table = pq.read_table(run / part_name(shard.index))
+            except (pa.ArrowException, OSError) as error:
+                yield shard, [], [Finding("torn", part_name(shard.index), str(error))]
+            else:
+                yield shard, [bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist()], []
 
-    vars(open_run)["check_shard"] = unchecked
+    vars(open_run)["check_shards"] = unchecked
 
 
 FAULTS: dict[str, Callable[[], None]] = {
