@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchgen.engine.engine import Engine
-from batchgen.errors import RowError
+from batchgen.errors import InputError, RowError
 from batchgen.executor.base import Progress
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.hashing import ROW_HASH, params_hash
@@ -87,8 +87,11 @@ def replay_rows(
     """Make `rows` again in their shuffled order, and compare each with what is stored.
 
     Holds the chosen rows of shards that are being made, and the first `limit` bad rows. KeyboardInterrupt ends it with
-    what was compared so far. Raises VerifyError for a shard that changed meanwhile.
+    what was compared so far. Raises VerifyError for a shard that changed meanwhile, InputError if no chosen row can be
+    made: that nothing differs of nothing is no proof.
     """
+    if not len(rows):
+        raise InputError("the run has no row yet", where=str(ledger.run), hint="the job's own command makes them")
     progress = Progress(len(rows), 0, 0)
     work = _Work(ledger, prompts, limit, progress)
     scorer, interrupted = None, False
@@ -99,6 +102,9 @@ def replay_rows(
                 on_progress(progress)
         scorer = Scorer(ledger) if work.found else None
         mismatches = [find_mismatch(*pair, scorer) for pair in work.found]
+        if work.prompt_errors == len(rows):
+            what = f"all chosen rows ({len(rows)}) hold prompt errors: nothing was compared"
+            raise InputError(what, where=str(ledger.run), hint="--from-input makes them again too")
     except KeyboardInterrupt:
         interrupted = True
         work.compare_all()

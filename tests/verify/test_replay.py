@@ -15,7 +15,7 @@ from support.tiny_runs import FAILING, NOT_FINITE, ROWS, edit_manifest, forge, m
 
 from batchgen import job, kernels
 from batchgen.engine.engine import Engine
-from batchgen.errors import VerifyError
+from batchgen.errors import InputError, VerifyError
 from batchgen.executor.base import Progress
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.manifest import part_name, read_manifest, write_manifest
@@ -55,8 +55,8 @@ def test_rows_that_were_drawn_or_named(made: Path) -> None:
     assert replay(run, lambda ledger: drawn_rows(ledger.manifest, 7)).chosen == 7
     failed = replay(run, lambda ledger: named_rows(ledger, [NOT_FINITE, "k1"], 1))
     assert (failed.chosen, failed.exact, failed.ok) == (2, 2, True)
-    nothing = replay(run, lambda ledger: named_rows(ledger, [FAILING[0]]))
-    assert (nothing.chosen, nothing.compared, nothing.prompt_errors, nothing.ok) == (2, 0, 2, True)
+    half = replay(run, lambda ledger: named_rows(ledger, [FAILING[0], "k1"]))
+    assert (half.chosen, half.compared, half.prompt_errors, half.ok) == (4, 2, 2, True)
 
 
 def test_an_unfinished_run(folder: Path) -> None:
@@ -208,7 +208,7 @@ def test_prompts_are_taken_from_the_ledger_unless_told(folder: Path) -> None:
     forge(run, "k6", lambda row: {"label": "forged"})
     assert replay(run, lambda ledger: named_rows(ledger, ["k6"], 0)).ok
     forge(run, FAILING[0], lambda row: {"error_message": "forged"})
-    assert replay(run, lambda ledger: named_rows(ledger, [FAILING[0]])).ok
+    assert replay(run, lambda ledger: named_rows(ledger, [FAILING[0], "k1"])).ok
     found = replay(run, from_input=True)
     assert {(m.row_key, m.column, m.stored) for m in found.mismatches} == {
         ("k6", "label", "forged"),
@@ -329,5 +329,13 @@ def test_few_shards_are_held(made: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert (opened, most <= 3) == (ROWS, True)
 
 
-def test_no_row_at_all(made: Path) -> None:
-    assert replay(made / "runs/greedy", lambda ledger: Rows({}, "")).ok
+def test_nothing_is_no_proof(made: Path) -> None:
+    with pytest.raises(InputError, match="the run has no row yet"):
+        replay(made / "runs/greedy", lambda ledger: Rows({}, ""))
+
+    def failing(ledger: Ledger) -> Rows:
+        return named_rows(ledger, FAILING)
+
+    with pytest.raises(InputError, match=r"all chosen rows \(2\) hold prompt errors: nothing was compared"):
+        replay(made / "runs/greedy", failing)
+    assert replay(made / "runs/greedy", failing, from_input=True).compared == 2
