@@ -10,6 +10,7 @@ import torch
 from support.model_cases import MAX_MODEL_LEN, load_tiny, make_engine
 from support.tiny_models import FAMILIES
 
+from batchgen.engine import canary
 from batchgen.engine.canary import LENGTH, POSITIONS, prompt_ids
 from batchgen.engine.self_test import SelfTest, self_test
 from batchgen.errors import EngineError
@@ -158,6 +159,28 @@ def test_a_fault_of_a_later_layer_is_the_canary_s(decoder: Decoder, monkeypatch:
 
 
 def test_a_fault_beside_another_prompt_is_the_canary_s(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "attention", lambda q, cache, tables, *rest: len(tables) == 2)
+    with pytest.raises(EngineError, match=r"the canary beside another prompt.* layer 0, attention, at position 4"):
+        self_test(decoder, 64)
+
+
+def test_a_large_model_is_run_through_once(
+    weights: PackedWeights, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its first layers in every way. The canary is the same."""
+    launches: list[int] = []
+    monkeypatch.setattr(canary, "AFFORDABLE", 1)
+    last = decoder.layers[-1].mlp.down.data.data_ptr()
+
+    def of_the_last(x: torch.Tensor, weight: Any, *rest: Any) -> bool:
+        launches.extend([len(x)] * (weight.data.data_ptr() == last))
+        return False
+
+    plant(monkeypatch, "linear", of_the_last)
+    assert self_test(decoder, 64).canary == PINNED
+    assert launches == [LENGTH]
+    assert len(decoder.layers) == decoder.config.num_layers == 2
+
     plant(monkeypatch, "attention", lambda q, cache, tables, *rest: len(tables) == 2)
     with pytest.raises(EngineError, match=r"the canary beside another prompt.* layer 0, attention, at position 4"):
         self_test(decoder, 64)
