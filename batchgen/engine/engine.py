@@ -76,13 +76,11 @@ class Engine:
         refused: list[Completion] = []
         scheduler = Scheduler(self._arrivals(requests, refused), self.blocks, self.limits)
         try:
-            while chunks := scheduler.schedule():
-                sampled = self._run(chunks)
-                finished = self._commit(chunks, sampled, scheduler)
+            while (chunks := scheduler.schedule()) or refused:
+                finished = self._commit(chunks, self._run(chunks), scheduler) if chunks else []
                 yield from refused
                 refused.clear()
                 yield from finished
-            yield from refused
             self.blocks.check_integrity(())
         except BaseException:  # a block of a step that was never run may count as known
             self.blocks.forget()
@@ -128,14 +126,15 @@ class Engine:
         ending = sequence.stop.push(draw.token_id)
         return _completed(sequence, ending) if ending else None
 
-    def _arrivals(self, requests: Iterable[Request], refused: list[Completion]) -> Iterator[Sequence]:
-        """The requests as sequences; completions of those that cannot be answered go to `refused`."""
+    def _arrivals(self, requests: Iterable[Request], refused: list[Completion]) -> Iterator[Sequence | None]:
+        """The requests as sequences; None for one that cannot be answered, whose completion goes to `refused`."""
         for arrival, request in enumerate(requests):
             check_request(request, self.model.vocab_size)
             try:
                 check_prompt(request, self.model)
             except RowError as error:
                 refused.append(_failed(request, error))
+                yield None
                 continue
             decoder = self._detokenizer.decoder(skip_special_tokens=request.params.skip_special_tokens)
             yield Sequence(request, arrival, StopChecker(request.params, self.model.eos_token_ids, decoder))

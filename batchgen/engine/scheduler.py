@@ -32,9 +32,11 @@ class Scheduler:
     Whoever is admitted begins after the longest prefix that the cache holds, often its own from before a preemption.
     A block may be shared from the moment at which the chunk that completes it is scheduled, in the same step too:
     samples of one prompt that arrive together compute it once. If a step fails, the caller must let the blocks forget.
+
+    An arrival that is None ends the admissions of a step, so that its caller can answer a request that is no sequence.
     """
 
-    def __init__(self, arrivals: Iterator[Sequence], blocks: BlockManager, limits: Limits) -> None:
+    def __init__(self, arrivals: Iterator[Sequence | None], blocks: BlockManager, limits: Limits) -> None:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()  # preempted ones, and at most one newcomer that did not fit
         self.num_preemptions = 0
@@ -77,7 +79,7 @@ class Scheduler:
         if len(self.running) == self._limits.max_num_seqs:
             return False
         if not self.waiting:
-            self.waiting.extend(itertools.islice(self._arrivals, 1))
+            self.waiting.extend(arrival for arrival in itertools.islice(self._arrivals, 1) if arrival)
         if not self.waiting:
             return False
         sequence = self.waiting[0]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -124,6 +125,23 @@ def test_a_mistake_of_the_caller_names_the_request_and_the_field(change: dict[st
 def test_blocks_are_those_of_the_profile() -> None:
     engine = Engine(FakeRunner(1, 32), FakeDetokenizer(), MODEL, Limits(1, 1, 1, 0), {})
     assert engine.blocks.block_size == BLOCK_SIZE == 32
+
+
+def test_an_endless_stream_of_requests_that_cannot_be_answered() -> None:
+    """Each is told before the next is read, beside sequences that run and without."""
+    taken = count()
+
+    def endless() -> Iterator[Request]:
+        yield requests()[0]
+        while True:
+            next(taken)
+            yield replace(requests()[0], row_key="empty", prompt_token_ids=())
+
+    completions = make_engine(max_num_seqs=3).generate(endless())
+    found = list(islice(completions, 40))
+    completions.close()
+    assert [done.error_code for done in found].count("prompt_empty") == 39
+    assert next(taken) <= 40
 
 
 @pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens", "num_blocks"])

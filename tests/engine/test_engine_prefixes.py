@@ -91,6 +91,15 @@ def test_fresh_requests_use_nothing_that_is_known() -> None:
     assert answer(engine, [replace(request, fresh=True) for request in alike(0)]) == 0
 
 
+def test_fresh_requests_that_are_preempted_use_nothing_either() -> None:
+    """Neither what others registered meanwhile nor their own: nobody could tell the two apart."""
+    engine = make_engine(max_num_seqs=9, budget=100, num_blocks=14, block_size=2, cache_blocks=14)
+    wanted = [replace(request, fresh=i % 2 == 0) for i, request in enumerate(alike(0))]
+    assert answer(engine, wanted) > 0
+    assert answer(engine, [replace(request, fresh=True) for request in wanted]) == 0
+    assert engine.stats.preemptions > 10
+
+
 @pytest.mark.parametrize("length", [31, 32, 33, 63, 64, 65])
 @pytest.mark.parametrize("budget", [1, 31, 32, 33, 500])
 def test_blocks_of_the_profile(length: int, budget: int) -> None:
