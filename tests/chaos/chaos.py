@@ -31,7 +31,12 @@ def campaign(engine: str, stops: int, seed: int, folder: Path) -> tuple[Tally, b
         ways = tuple(way for way in WAYS if way != "full" or disk)
         with Server(engine, setting.environment) as server:
             chance = random.Random(f"{engine} {seed}")
-            tally = Campaign(setting, server, chance, Tally(engine), ways=ways).run(stops)
+            try:
+                tally = Campaign(setting, server, chance, Tally(engine), ways=ways).run(stops)
+            except ChaosError:
+                if disk:  # it is about to vanish
+                    shutil.copytree(disk / "runs", folder / f"{engine}-evidence")
+                raise
         return tally, disk is not None
 
 

@@ -6,6 +6,7 @@ forks, writes {"pid": ...}, waits for the child, and writes {"status": ...}, as 
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -53,10 +54,11 @@ def run(order: Order) -> JobReport:
 
 def obey(order: Order) -> int:
     """The exit status: 0 for a finished run, with errors in rows or not, else that of the error."""
-    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
         return attempt(order)
     except KeyboardInterrupt:  # before the run can hear it, or after; as in batchgen.__main__
         return 130
@@ -82,6 +84,7 @@ def serve() -> None:
     if sys.argv[1] == "tiny":
         import batchgen.job  # noqa: F401  torch, once for all children
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until a child can hear it
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         pid = os.fork()
