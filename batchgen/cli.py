@@ -32,6 +32,7 @@ SCHEMAS = {"job": job_schema, "rows": rows_schema, "manifest": manifest_schema}
 PATH, NATURAL = click.Path(path_type=Path), click.IntRange(min=0)
 JOB = click.argument("job", type=PATH)
 RUN = click.argument("run", type=PATH)
+JOB_DIR = click.option("--job-dir", type=PATH, metavar="DIR", help="Where paths of the job begin, if moved.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; all else goes to stderr.")
 ANOTHER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
@@ -230,7 +231,7 @@ def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
 @click.option("--max-num-batched-tokens", **ANOTHER, help="Tokens of a step.  [default: not as recorded]")
 @click.option("--threads", **ANOTHER, help="Threads that compute; by default one a core.")
 @click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share beginnings.  [default: not as recorded]")
-@click.option("--job-dir", type=PATH, metavar="DIR", help="Where paths of the job begin, if moved.")
+@JOB_DIR
 @click.option("--limit", type=NATURAL, metavar="N", default=10, show_default=True, help="Bad rows to show.")
 @AS_JSON
 def replay(
@@ -289,8 +290,9 @@ def replay(
 @click.argument("row_key")
 @click.option("--sample", type=NATURAL, metavar="I", default=0, show_default=True, help="Which sample.")
 @click.option("--against", type=PATH, metavar="RUN_B", help="Another run that has the row.")
+@JOB_DIR
 @AS_JSON
-def explain(run: Path, row_key: str, sample: int, against: Path | None, as_json: bool) -> None:
+def explain(run: Path, row_key: str, sample: int, against: Path | None, job_dir: Path | None, as_json: bool) -> None:
     """Say where two versions of a row part: at which token, layer and op.
 
     Makes the row of RUN again as its manifest says, beside the rows it was made with, and once more as in RUN_B, or
@@ -301,7 +303,7 @@ def explain(run: Path, row_key: str, sample: int, against: Path | None, as_json:
     from batchgen.verify.explain import explain as explain_row
 
     with display(terminal.ERR) as shown:
-        found = explain_row(run, row_key, sample, against, shown.fetched)
+        found = explain_row(run, row_key, sample, against, shown.fetched, job_dir)
     if as_json:
         emit(asdict(found))
     else:

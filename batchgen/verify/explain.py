@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchgen.engine.bits import same_bits
-from batchgen.engine.trace import Place, first_difference
+from batchgen.engine.trace import Place, common_length, first_difference
 from batchgen.io.hashing import ROW_HASH, leaves
 from batchgen.io.same_job import differences
 from batchgen.io.schema import OUTPUT_COLUMNS
@@ -81,13 +81,21 @@ class Explanation:
 
 
 def explain(
-    run: Path, row_key: str, sample_index: int = 0, against: Path | None = None, on_fetch: Progress = lambda *_: None
+    run: Path,
+    row_key: str,
+    sample_index: int = 0,
+    against: Path | None = None,
+    on_fetch: Progress = lambda *_: None,
+    job_dir: Path | None = None,
 ) -> Explanation:
-    """`explain_runs` with the run `against`, `explain_run` without. Raises what they do, and what Ledger.open does."""
-    a = Ledger.open(run, on_fetch)
+    """`explain_runs` with the run `against`, `explain_run` without. Raises what they do, and what Ledger.open does.
+
+    `job_dir` replaces the recorded folder of the job file, of both runs.
+    """
+    a = Ledger.open(run, on_fetch, job_dir)
     if against is None:
         return explain_run(a, row_key, sample_index)
-    return explain_runs(a, Ledger.open(against, on_fetch), row_key, sample_index)
+    return explain_runs(a, Ledger.open(against, on_fetch, job_dir), row_key, sample_index)
 
 
 def explain_runs(a: Ledger, b: Ledger, row_key: str, sample_index: int = 0) -> Explanation:
@@ -209,9 +217,7 @@ def _report(side: Side, made: Made) -> SideReport:
 
 def _common_positions(request: Request, made: list[Made]) -> int:
     """How many positions hold the same token on both sides. What comes after answers other questions."""
-    a, b = (done.token_ids for done in made)
-    first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return len(request.prompt_token_ids) + first
+    return len(request.prompt_token_ids) + common_length(made[0].token_ids, made[1].token_ids)
 
 
 def _culprit(place: Place, sides: list[Side], made: Made) -> Culprit:

@@ -5,7 +5,7 @@ import click
 from batchgen.cli import cli
 
 SURFACE = {
-    "explain": ["RUN", "ROW_KEY", "--sample", "--against", "--json"],
+    "explain": ["RUN", "ROW_KEY", "--sample", "--against", "--job-dir", "--json"],
     "diff": ["A", "B", "--limit", "--out", "--json"],
     "plan": ["JOB", "--json"],
     "replay": [

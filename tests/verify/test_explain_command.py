@@ -1,6 +1,7 @@
 """explain as a user meets it: what is printed, and the exit code."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,14 @@ def test_this_machine_is_at_fault(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_mistakes(folder: Path, args: list[str], exit_code: int, message: str) -> None:
     result = explain(folder, *args)
     assert (result.exit_code, message in result.stderr) == (exit_code, True), result.stderr
+
+
+def test_a_run_that_was_moved(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "runs/a", tmp_path / "moved")
+    gone = CliRunner().invoke(cli, ["explain", str(run), TARGET])
+    assert (gone.exit_code, "--job-dir says from which folder" in gone.stderr) == (6, True)
+    found = CliRunner().invoke(cli, ["explain", str(run), TARGET, "--job-dir", str(folder)])
+    assert found.exit_code == 0, found.stderr
 
 
 def test_no_prompt(folder: Path) -> None:
