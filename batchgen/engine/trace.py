@@ -122,13 +122,13 @@ class TracingRunner:
                 self._token_ids, common = sequence.token_ids, chunk.stop
                 drawn += [(draws, chunk.stop - 1)] if chunk.samples else []
             else:
-                common = _common(sequence.token_ids, self._token_ids)
+                common = common_length(sequence.token_ids, self._token_ids)
             rows += [(start + p - chunk.start, p) for p in range(chunk.start, min(chunk.stop, common))]
             start += chunk.length
             draws += chunk.samples
         return rows, drawn
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences begin alike with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

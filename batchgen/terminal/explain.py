@@ -19,7 +19,10 @@ def print_explanation(found: Explanation) -> None:
     pairs: list[tuple[str, object]] = [("run A" if found.run_b else "run", found.run_a), ("run B", found.run_b)]
     a, b = ("A", "B") if found.run_b else ("first", "second")
     pairs += [("stored" if found.run_b else "probe failed", place(found.stored, a, b))] if found.stored else []
-    pairs += [("manifests" if at == 0 else "", _fact(*fact)) for at, fact in enumerate(_facts(found))]
+    pairs += [
+        ("" if at else "manifests", f"{fact.key}: {_short(fact.a)} in A, {_short(fact.b)} in B")
+        for at, fact in enumerate(found.facts)
+    ]
     stored = "first answer" if found.stored and not found.run_b else "stored row"
     pairs += [
         (side.name if len(side.name) > 1 else f"side {side.name}", side_view(side, stored)) for side in found.sides
@@ -41,10 +44,9 @@ def print_explanation(found: Explanation) -> None:
 
 def place(mismatch: Mismatch, a: str, b: str) -> str:
     """token_ids[4]: A has 123, B has 88; and logprobs, text"""
-    where = mismatch.column if mismatch.position is None else f"{mismatch.column}[{mismatch.position}]"
-    others = ", ".join(name for name in mismatch.columns if name != mismatch.column)
-    values = [("nothing" if value is None else str(value)) for value in (mismatch.stored, mismatch.made)]
-    return f"{where}: {a} has {values[0]}, {b} has {values[1]}" + (f"; and {others} differ" if others else "")
+    old, new = ("nothing" if value is None else str(value) for value in (mismatch.stored, mismatch.made))
+    others = f"; and {mismatch.others} differ" if mismatch.others else ""
+    return f"{mismatch.place}: {a} has {old}, {b} has {new}{others}"
 
 
 def side_view(side: SideReport, stored: str) -> Text:
@@ -88,14 +90,6 @@ def elements_view(found: Elements, sides: tuple[str, ...]) -> str:
         f"{found.differing} of {count(found.of, 'element')}{name} {'differs' if found.differing == 1 else 'differ'}, "
         f"first {list(found.index)}: {found.a:.9g} ({found.a_bits}) on {a}, {found.b:.9g} ({found.b_bits}) on {second}"
     )
-
-
-def _facts(found: Explanation) -> list[tuple[str, object, object]]:
-    return [(fact.key, fact.a, fact.b) for fact in found.facts]
-
-
-def _fact(key: str, a: object, b: object) -> str:
-    return f"{key}: {_short(a)} in A, {_short(b)} in B"
 
 
 def _short(value: object) -> str:

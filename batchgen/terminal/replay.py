@@ -90,9 +90,7 @@ def verdict(found: Replay) -> Text:
 def mismatch_view(mismatch: Mismatch) -> RenderableType:
     """One bad row: where it parts, both sides, and what the sampler compared there."""
     title = Text.assemble(plain(mismatch.row_key, "bold"), f" · sample {mismatch.sample_index}")
-    others = ", ".join(name for name in mismatch.columns if name != mismatch.column)
-    place = mismatch.column if mismatch.position is None else f"{mismatch.column}[{mismatch.position}]"
-    pairs: list[tuple[str, object]] = [("differs", place), ("and so do", others or None)]
+    pairs: list[tuple[str, object]] = [("differs", mismatch.place), ("and so do", mismatch.others or None)]
     if mismatch.draw is None:
         pairs += [("stored", value(mismatch.stored)), ("made again", value(mismatch.made))]
     parts: list[RenderableType] = [facts(pairs)]

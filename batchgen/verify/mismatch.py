@@ -58,6 +58,16 @@ class Mismatch:
     made: Any
     draw: Draw | None = None  # when `column` is token_ids
 
+    @property
+    def place(self) -> str:
+        """token_ids[4]"""
+        return self.column if self.position is None else f"{self.column}[{self.position}]"
+
+    @property
+    def others(self) -> str:
+        """logprobs, text"""
+        return ", ".join(name for name in self.columns if name != self.column)
+
 
 def find_mismatch(stored: pa.Table, made: pa.Table, request: Request | None, scorer: "Scorer | None") -> Mismatch:
     """Compare two versions of one row whose hashes differ, as tables of that row. No draw without `scorer`."""

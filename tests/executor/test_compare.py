@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from support.tiny_runs import next_float
+from support.bent_engine import next_float
 
 from batchgen.executor.compare import bits, differences, from_bits
 from batchgen.records import Completion

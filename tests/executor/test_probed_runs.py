@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from support import tiny_runs
 from support.batch_dependent import batch_dependent
+from support.bent_engine import next_float
 from support.cache_faults import one_token_short
 from support.fake_engine import FakeEngine
 from support.fake_jobs import make_job, write_input
-from support.tiny_runs import make_run, next_float, write_jobs
+from support.tiny_runs import make_run, write_jobs
 
 from batchgen import kernels
 from batchgen.errors import BatchgenError, Interrupted, RunError, VerifyError
@@ -296,5 +297,5 @@ def test_counter_a_cache_that_shares_too_much_is_caught(tmp_path: Path) -> None:
     assert make_run(folder, tmp_path / "right", probe=1).probes == 32
     with pytest.MonkeyPatch.context() as patch:
         one_token_short(patch)
-        with pytest.raises(VerifyError, match="row 'k1' sample . was made twice and differs"):
+        with pytest.raises(VerifyError, match=r"row 'k1' sample . was made twice and differs"):
             make_run(folder, tmp_path / "wrong", probe=1)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -157,11 +156,6 @@ def edit_manifest(out: Path, **changes: Any) -> None:
     for name, value in changes.items():
         document[name] = document[name] | value if isinstance(value, dict) else value
     path.write_text(json.dumps(document), encoding="utf-8")
-
-
-def next_float(value: float) -> float:
-    """The float32 whose bits are one more."""
-    return float((np.array([value], np.float32).view(np.int32) + 1).view(np.float32)[0])
 
 
 def sha256(path: Path) -> str:

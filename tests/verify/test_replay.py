@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from support.batch_dependent import batch_dependent
-from support.tiny_runs import FAILING, NOT_FINITE, ROWS, edit_manifest, forge, make_run, next_float, replay, row_of
+from support.bent_engine import next_float
+from support.tiny_runs import FAILING, NOT_FINITE, ROWS, edit_manifest, forge, make_run, replay, row_of
 
 from batchgen import job, kernels
 from batchgen.engine.engine import Engine

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.tiny_runs import edit_manifest, forge, next_float, write_input
+from support.bent_engine import next_float
+from support.tiny_runs import edit_manifest, forge, write_input
 
 from batchgen.cli import cli
 from batchgen.io.manifest import part_name, read_manifest
