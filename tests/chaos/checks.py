@@ -82,7 +82,10 @@ def check_readers(out: Path, whole: Leaves, planted: Collection[str]) -> None:
     if not files:
         return
     names = [str(path) for path in files]
-    rows = duckdb.sql(f"SELECT row_key, sample_index, row_hash FROM read_parquet({names})").fetchall()
+    try:
+        rows = duckdb.sql(f"SELECT row_key, sample_index, row_hash FROM read_parquet({names})").fetchall()
+    except duckdb.Error as error:
+        raise ChaosError(f"DuckDB cannot read the folder: {error}") from None
     if len({row[:2] for row in rows}) < len(rows):
         raise ChaosError("a row is in the folder twice")
     if wrong := [row for row in rows if whole.get((row[0], row[1])) != row[2]]:
