@@ -110,7 +110,7 @@ def _check_files(ledger: Ledger) -> None:
         for path, label in files:
             if label in known and (label, now := file_sha256(path)) not in then:
                 message = f"has changed since the run: SHA-256 {now} now, {known[label]} then"
-                raise InputError(message, where=str(path), hint="without --from-input the rows are enough")
+                raise InputError(message, where=str(path), hint="put it back as it was; replay can do without it")
 
 
 def _scan(ledger: Ledger) -> Inputs:

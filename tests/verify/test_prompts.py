@@ -116,3 +116,21 @@ def test_other_passthrough_columns(folder: Path) -> None:
     columns[-1][0] = "mate"
     edit_manifest(run, columns=columns)
     refused(run, "the passthrough columns are not those of the run")
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [("k0", [], ["k1", "k2"]), ("k4", ["k2", "k3"], ["k5", "k6"]), ("k17", ["k15", "k16"], [])],
+)
+def test_the_neighbours_of_a_row(made: Path, key: str, before: list[str], after: list[str]) -> None:
+    ledger = open_(made / "runs/greedy")
+    earlier, row, later = InputPrompts(ledger).around(key, 2)
+    assert ([one.row_key for one in earlier], row.row_key, [one.row_key for one in later]) == (before, key, after)
+    stored = {name: what for (name, _), (what, _) in everything(ledger, StoredPrompts()).items()}
+    for prompt in (*earlier, row, *later):
+        assert isinstance(prompt.ids, RowError) if prompt.row_key in FAILING else prompt.ids == stored[prompt.row_key]
+
+
+def test_a_row_that_is_not_in_the_input(made: Path) -> None:
+    with pytest.raises(InputError, match="the input has no row 'k99'"):
+        InputPrompts(open_(made / "runs/greedy")).around("k99", 2)
