@@ -9,6 +9,7 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.progress import Progress as Bars
+from rich.table import Column
 from rich.text import Text
 
 from batchgen.executor.base import Progress
@@ -45,7 +46,7 @@ class BarDisplay:
     """A bar that is drawn anew twice a second and leaves nothing behind."""
 
     def __init__(self, console: Console, after: float = 0.0) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(None), _Note())
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(None), _Note(Column(no_wrap=True)))
         self._bars = Bars(*columns, console=console, refresh_per_second=2, transient=True, expand=True)
         self._task = self._bars.add_task("starting", total=None, note=str)
         self._started, self._after, self._is_up = perf_counter(), after, False
