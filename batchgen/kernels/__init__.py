@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from batchgen.errors import EngineError
-from batchgen.kernels import cpu
+from batchgen.kernels import cpu, cuda
 from batchgen.kernels.cache_rows import cache_rows
 from batchgen.kernels.packing import PackedWeight
 from batchgen.kernels.sample_rows import Draws, SampleRows
@@ -62,9 +62,11 @@ def _told(op: str, out: Tensor) -> Tensor:
 
 
 def _on(tensor: Tensor) -> ModuleType:
-    if not tensor.is_cpu:
-        raise EngineError(f"there are no kernels for {tensor.device}", hint="this version runs on CPUs")
-    return cpu
+    if tensor.is_cpu:
+        return cpu
+    if tensor.is_cuda:
+        return cuda
+    raise EngineError(f"there are no kernels for {tensor.device}", hint="this version runs on CPUs and NVIDIA GPUs")
 
 
 def linear(

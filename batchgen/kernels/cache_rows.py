@@ -11,6 +11,10 @@ def cache_rows(cache: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor) ->
 
     cache: k bf16 [blocks, Hk, D/2, 32, 2] and v bf16 [blocks, Hk, 16, D, 2], as `rotary_store` writes them.
     """
+    if slots.is_cuda:
+        at = slots % BLOCK_SIZE
+        k_pairs = cache[0][slots // BLOCK_SIZE, :, :, at, :]
+        return k_pairs.flatten(2), cache[1][slots // BLOCK_SIZE, :, at // 2, :, at % 2]
     block, offset = np.divmod(slots.numpy(), BLOCK_SIZE)
     keys, values = (part.view(torch.int16).numpy() for part in cache)  # torch's indexing starts threads of its own
     k = keys[block, :, :, offset, :]  # [T, Hk, D/2, 2]

@@ -48,8 +48,13 @@ def require_rounding() -> None:
         )
 
 
-def kernel_set_digest(*, native: bool = False) -> str:
+def kernel_set_digest(*, native: bool = False, device: str = "cpu") -> str:
     """SHA-256 (hex) over the outputs of every op. Raises EngineError if `native` is not to be had."""
+    with torch.device(device):
+        return _digest(native)
+
+
+def _digest(native: bool) -> str:
     digest = hashlib.sha256()
     T, H, Hq, Hk, D, V = 37, 288, 4, 2, 32, 515
     x = _numbers(1, T, H)
@@ -78,7 +83,7 @@ def kernel_set_digest(*, native: bool = False) -> str:
     logits = kernels.linear(normed, table)
     _prove_rows(normed, table, gate_up)
     for tensor in (embedded, normed, qkv, *cache, q, attended, out, gated, logits):
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes())
     for processed in (False, True):
         draws = kernels.sample(logits, _sample_rows(T), processed_logprobs=processed)
         for array in (draws.token, draws.logprob, draws.top_ids, draws.top_values, draws.finite):
@@ -104,9 +109,8 @@ def _numbers(lane: int, *shape: int) -> torch.Tensor:
     mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(lane << 40)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    return torch.from_numpy((mixed >> np.uint64(40)).astype(np.float32) * np.float32(2**-23) - np.float32(1)).view(
-        shape
-    )
+    numbers = (mixed >> np.uint64(40)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
+    return torch.from_numpy(numbers).view(shape).to(torch.get_default_device())
 
 
 def _sample_rows(R: int) -> SampleRows:

@@ -64,6 +64,7 @@ UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", 
 
 HOME: dict[str, set[str]] = {
     "click": {"cli"},
+    "cuda": {"kernels.cuda"},
     "duckdb": {"io", "verify.diff"},
     "gguf": {"models", "text"},
     "huggingface_hub": {"models.source"},
@@ -97,7 +98,7 @@ HOME: dict[str, set[str]] = {
 
 # Imports inside functions: an extra that may be missing, or a command that must not pay for torch or must hear Ctrl-C
 # from its start.
-MAY_BE_LAZY = {"ray", "triton", "huggingface_hub"}
+MAY_BE_LAZY = {"ray", "triton", "cuda", "huggingface_hub"}
 LAZY_FILES = {"batchgen.cli", "batchgen.__main__"}
 
 
@@ -172,6 +173,7 @@ def test_the_package_has_no_cycle() -> None:
         ("engine/engine.py", "import pyarrow.parquet as pq", "batchgen.engine.engine:1 imports pyarrow.parquet"),
         ("text/template.py", "import pyarrow", "batchgen.text.template:1 imports pyarrow"),
         ("executor/local.py", "import ray", "batchgen.executor.local:1 imports ray"),
+        ("kernels/cpu/ops.py", "from cuda.core import Device", "batchgen.kernels.cpu.ops:1 imports cuda.core"),
         ("kernels/reference/norm.py", "import triton", "batchgen.kernels.reference.norm:1 imports triton"),
         ("records.py", "from batchgen import io", "batchgen.records:1 imports batchgen.io"),
         ("records.py", "import batchgen", "batchgen.records:1 imports batchgen"),
