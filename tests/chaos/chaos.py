@@ -62,7 +62,7 @@ def main() -> int:
     disk = f"a tmpfs of {DISK_BYTES >> 20} MiB" if has_disk else "none could be mounted"
     print(f"{sum(tally.stops for tally in tallies)} stops, seed {options.seed}; small disk: {disk}")
     if options.json:
-        facts = {"seed": options.seed, "small_disk": disk, "platform": platform.platform(), "python": sys.version[:7]}
+        facts = {"seed": options.seed, "small_disk": disk, "machine": f"{platform.system()} {platform.machine()}"}
         document = facts | {"campaigns": [tally.as_json() for tally in tallies]}
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder)

@@ -3,6 +3,7 @@
 The long form is the script: python tests/chaos/chaos.py --kills 300
 """
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,3 +76,14 @@ def test_the_sound_product_comes_through_the_same(setting: Setting, server: Serv
 
 def test_every_damage_is_named_once() -> None:
     assert set(PLANTS) >= {plant for plants, _ in REVEALED_BY.values() for plant in plants}
+
+
+def test_the_tally_in_the_documentation_is_the_recorded_one() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs/chaos.md").read_text(encoding="utf-8")
+    campaigns = json.loads((root / "benchmarks/results/chaos.json").read_text(encoding="utf-8"))["campaigns"]
+    assert [campaign["engine"] for campaign in campaigns] == ["fake", "tiny"]
+    assert f"{sum(campaign['stops'] for campaign in campaigns)} stops of" in text
+    for way, name in WAYS.items():
+        stopped = [str(campaign["ways"][way]["stopped"]) for campaign in campaigns]
+        assert f"| {name} | {' | '.join(stopped)} |" in text
