@@ -17,7 +17,7 @@ import triton.language as tl
 from batchgen.errors import EngineError
 from batchgen.kernels.constants import BLOCK_SIZE, MAX_HEAD_DIM
 from batchgen.kernels.triton.attention_parts import advance, fresh, fresh_total, merge, normalised, one_block
-from batchgen.kernels.triton.checks import check
+from batchgen.kernels.triton.checks import check, room
 from batchgen.kernels.triton.launch import begin, options
 
 SPLIT = 256  # constants of the profile
@@ -25,6 +25,7 @@ INNER = 64
 
 MAX_GROUP = 128  # query heads of one key-value head
 _COMBINED_HEADS = 4  # of one program
+_AHEAD = 8  # splits whose states are loaded at once
 _DECODE_PROGRAMS = 4096  # about what keeps a large GPU busy: longer contexts get loops instead of more programs
 
 
@@ -54,8 +55,9 @@ def _decode(
     s, kvh = tl.program_id(1), tl.program_id(0)
     G: tl.constexpr = HQ // HK
     begin(PDL)
-    t = tl.load(STARTS + s)
+    t = s
     if not ALL:
+        t = tl.load(STARTS + s)
         if tl.load(STARTS + s + 1) - t != 1:
             return
     n = tl.load(POSITIONS + t) + 1
@@ -93,8 +95,9 @@ def _combine(
     """Merge the splits of BH heads of one sequence, ascending; AHEAD of them are loaded at once."""
     s = tl.program_id(1)
     begin(PDL)
-    t = tl.load(STARTS + s)
+    t = s
     if not ALL:
+        t = tl.load(STARTS + s)
         if tl.load(STARTS + s + 1) - t != 1:
             return
     count = tl.cdiv(tl.load(POSITIONS + t) + 1, CUT)
@@ -197,7 +200,7 @@ def attention(
     check("block_tables", block_tables, torch.int32, S, width)
     check("query_start", query_start, torch.int32, S + 1)
     check("positions", positions, torch.int32, T)
-    out = torch.empty(T, Hq * D, dtype=torch.bfloat16, device=q.device)
+    out = room(T, Hq * D, q)
     decode, prefill = launches or (decode_launch(Hq // Hk, D), prefill_launch(Hq // Hk, D))
     step = (q, *cache, block_tables, query_start, positions)
     if shape.singles:
@@ -241,7 +244,7 @@ def _run_decode(step: tuple[torch.Tensor, ...], out: torch.Tensor, shape: StepSh
     if not direct:
         _combine[(triton.cdiv(Hq, _COMBINED_HEADS), S)](
             m, z, acc, starts, positions, out, splits,
-            Hq, D, padded, SPLIT, _COMBINED_HEADS, 4, is_all, num_warps=4, **options(q),
+            Hq, D, padded, SPLIT, _COMBINED_HEADS, _AHEAD, is_all, num_warps=4, **options(q),
         )  # fmt: skip
 
 

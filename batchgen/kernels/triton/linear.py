@@ -6,9 +6,9 @@ Which implementation runs follows the shape and M by a tuned table; it cannot be
 import torch
 
 from batchgen.errors import EngineError
-from batchgen.kernels.triton.checks import check
+from batchgen.kernels.triton.checks import check, padded, room
 from batchgen.kernels.triton.rows import silu_mul
-from batchgen.kernels.triton.tile import product
+from batchgen.kernels.triton.tile import Tile, product
 from batchgen.kernels.triton.tuning import Choice, table_of
 
 _DEPTH = 16  # what one matrix instruction adds, and what keeps rows of x and W aligned for 16-byte loads
@@ -36,19 +36,21 @@ def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def run_linear(x: torch.Tensor, weight: torch.Tensor, choice: Choice, dtype: torch.dtype) -> torch.Tensor:
     """The linear by a given implementation; for proofs and tuning. Nothing is checked."""
-    if choice is not None:
-        out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype, device=x.device)
+    M = x.shape[0]
+    if isinstance(choice, Tile):
+        out = torch.empty(M, weight.shape[0], dtype=dtype, device=x.device)
         return product(x, weight, out, choice)
+    x = padded(x, choice.rows)
     if dtype == torch.float32:
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
-    return torch.mm(x, weight.t())
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)[:M]
+    return torch.mm(x, weight.t())[:M]
 
 
 def run_linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, choice: Choice) -> torch.Tensor:
     """The gated linear by a given implementation; for proofs and tuning. Nothing is checked."""
-    if choice is None:
+    if not isinstance(choice, Tile):
         return silu_mul(linear(x, weight))
-    out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    out = room(x.shape[0], weight.shape[0] // 2, x)
     return product(x, weight, out, choice, gated=True)
 
 

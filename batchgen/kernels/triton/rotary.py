@@ -10,6 +10,7 @@ from batchgen.kernels.triton.checks import check
 from batchgen.kernels.triton.launch import begin, options
 
 _TILE = 2048  # elements of one program: a few heads of one token
+_WARPS = 4
 
 
 @triton.jit
@@ -105,6 +106,6 @@ def rotary_store(
         q_norm, k_norm = norms or (rotary[0], rotary[0])
         _rotary_store[(T, triton.cdiv(Hq + 2 * Hk, heads))](
             qkv, rotary[0] if bias is None else bias, q_norm, k_norm, *rotary, *place, q, *cache, eps,
-            Hq, Hk, D, half, heads, BLOCK_SIZE, bias is not None, norms is not None, num_warps=4, **options(qkv),
+            Hq, Hk, D, half, heads, BLOCK_SIZE, bias is not None, norms is not None, num_warps=_WARPS, **options(qkv),
         )  # fmt: skip
     return q

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from batchgen.errors import EngineError
-from batchgen.kernels.triton.checks import check
+from batchgen.kernels.triton.checks import check, room
 from batchgen.kernels.triton.launch import begin, options
 
 MAX_WIDTH = 16384  # one row of a norm stays in one program's registers
@@ -51,7 +51,7 @@ def add_rms_norm(h: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, 
         check("y", y, torch.bfloat16, T, H)
     if H > MAX_WIDTH:
         raise EngineError(f"the width of a norm is {H}; the kernel takes {MAX_WIDTH} at most")
-    out = torch.empty(T, H, dtype=torch.bfloat16, device=h.device)
+    out = room(T, H, h)
     block = triton.next_power_of_2(H)
     if T:
         warps = max(1, min(16, block // 512))
@@ -78,7 +78,7 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     check("x", x, torch.bfloat16, T, double)
     if double % 2:
         raise EngineError(f"the width of silu_mul's input is {double}; it must be even")
-    out = torch.empty(T, double // 2, dtype=torch.bfloat16, device=x.device)
+    out = room(T, double // 2, x)
     if T:
         grid = (T, triton.cdiv(double // 2, _CHUNK))
         _silu_mul[grid](x, out, double // 2, _CHUNK, num_warps=4, **options(x))
@@ -102,5 +102,5 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     check("the table", table, torch.bfloat16, table.shape[0], H)
     out = torch.empty(T, H, dtype=torch.float32, device=table.device)
     if T:
-        _embedding[(T, triton.cdiv(H, _CHUNK))](ids, table, out, H, _CHUNK, num_warps=4, **options(table))
+        _embedding[(T, triton.cdiv(H, _CHUNK))](ids, table, out, H, _CHUNK, num_warps=4, **options(ids))
     return out

@@ -17,9 +17,16 @@ from batchgen.errors import EngineError
 from batchgen.kernels.triton.tile import Tile
 
 OPS = ("linear", "logits", "linear_silu_mul")
-LIBRARY = None  # cuBLASLt; for linear_silu_mul: the linear by its own rule, then silu_mul
 
-Choice = Tile | None
+
+class Library(NamedTuple):
+    """cuBLASLt; for linear_silu_mul: the linear by its own rule, then silu_mul."""
+
+    rows: int = 0  # x is lengthened to so many rows, where more rows take less time
+
+
+LIBRARY = Library()
+Choice = Tile | Library
 Shape = tuple[str, int, int]  # op, N, K of the weight
 
 # The plain tile for up to so many rows, and for any more: of shapes without a rule, and where the library was refused.
@@ -99,8 +106,19 @@ def read(path: Path) -> Table:
 _RESTORE = "install batchgen again, or tune anew with benchmarks/tune_linears.py"
 
 
+def _choice(given: list[Any]) -> Choice:
+    name, *numbers = given
+    kinds: dict[str, type[Tile] | type[Library]] = {"tile": Tile, "library": Library}
+    return kinds[name](*numbers)
+
+
+def written(choice: Choice) -> list[Any]:
+    """A choice as it stands in a table file."""
+    return ["tile" if isinstance(choice, Tile) else "library", *choice]
+
+
 def _rules(given: list[list[Any]]) -> list[Rule]:
-    rules = [Rule(rows, None if choice == "library" else Tile(*choice)) for rows, choice in given]
+    rules = [Rule(rows, _choice(choice)) for rows, choice in given]
     bounds = [rule.rows for rule in rules]
     if bounds[-1] is not None or None in bounds[:-1] or bounds[:-1] != sorted(set(bounds[:-1])):  # type: ignore[type-var]
         raise ValueError(f"rows {bounds} do not ascend to null")
