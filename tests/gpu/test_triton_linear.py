@@ -39,7 +39,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def test_it_is_near_its_twin(N: int, K: int) -> None:
     x, weight = spread_data(300, N, K, DEVICE)
     for M in (1, 40, 300):
-        for dtype, limit in ((BF16, 3e-3), (F32, 1e-5)):
+        for dtype, limit in ((BF16, 3e-3), (F32, 5e-5)):
             y, expected = linear(x[:M], weight, dtype=dtype), twin.linear(x[:M], weight, dtype=dtype)
             assert (y.double() - expected.double()).norm() / expected.double().norm() < limit
 
@@ -99,7 +99,7 @@ def test_the_proof_holds_for_two_models() -> None:
         ("linear_silu_mul", 12288, 2048),
         ("linear_silu_mul", 24576, 4096),
     ]
-    assert prove(shapes, [*range(1, 130), 200, 256, 512, 2048], DEVICE) == []
+    assert prove(shapes, [*range(1, 130), 200, 256, 512, 2048, 8192, 16384], DEVICE) == []
 
 
 def test_another_order_of_additions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ def attention(
     check("query_start", query_start, torch.int32, S + 1)
     check("positions", positions, torch.int32, T)
     out = room(T, Hq * D, q)
-    decode, prefill = launches or (decode_launch(Hq // Hk, D), prefill_launch(Hq // Hk, D))
+    decode, prefill = launches or (decode_launch(Hq // Hk, D, S), prefill_launch(Hq // Hk, D))
     step = (q, *cache, block_tables, query_start, positions)
     if shape.singles:
         _run_decode(step, out, shape, decode)
@@ -210,10 +210,10 @@ def attention(
     return out
 
 
-def decode_launch(G: int, D: int) -> Launch:
-    """For groups of G query heads: one program holds the group."""
+def decode_launch(G: int, D: int, S: int) -> Launch:
+    """For groups of G query heads and S sequences: one program holds the group."""
     rows = max(16, triton.next_power_of_2(G))
-    return Launch(rows, 4 if rows <= 64 else 8, 2)
+    return Launch(rows, 4 if rows <= 64 else 8, 4 if S <= 8 and D <= 128 else 2)
 
 
 def prefill_launch(G: int, D: int) -> Launch:

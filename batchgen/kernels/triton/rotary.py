@@ -9,7 +9,7 @@ from batchgen.kernels.constants import BLOCK_SIZE, MAX_HEAD_DIM
 from batchgen.kernels.triton.checks import check
 from batchgen.kernels.triton.launch import begin, options
 
-_TILE = 2048  # elements of one program: a few heads of one token
+_TILE = 1024  # elements of one program: a few heads of one token
 _WARPS = 4
 
 
