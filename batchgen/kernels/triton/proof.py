@@ -36,7 +36,7 @@ def prove(weight_shapes: Iterable[tuple[str, int, int]], Ms: Sequence[int], devi
             y = _chosen(op, x[:M], weight)
             if not torch.equal(bits(y), bits(expected[:M])):
                 found.append(Refused(op, (N, K), M, int((bits(y) != bits(expected[:M])).sum())))
-                table_of(device).refuse(op, N, K, M)
+                table_of(x.device).refuse(op, N, K, M)  # its device has an index, the one given may have none
     return found
 
 
