@@ -100,6 +100,23 @@ def test_the_cut_falls_among_equals() -> None:
         assert_same_on_both(logits, rows, f"top_p = {top_p}")
 
 
+def test_what_lies_near_the_maximum_may_not_suffice() -> None:
+    """More tokens near it than there is room for, or too few of them for top-k, top-p or a list of the best."""
+    rng = np.random.default_rng(4)
+    V = 20_000
+    flat = rng.standard_normal((6, V)).astype(np.float32)
+    peaked = flat * 3 + 40 * (rng.random((6, V)) < 1e-3).astype(np.float32)
+    alone = flat - 1000 * (np.arange(V) != 77).astype(np.float32)
+    crowd = np.where(np.arange(V) < 4096, np.float32(0), np.float32(-13)) + np.zeros((6, 1), np.float32)
+    logits = np.concatenate([flat, peaked, alone, crowd]).astype(np.float32)
+    for temperature in (0.0, 0.3, 1.0, 30.0, 1e5):
+        for top_k, top_p in ((0, 0.9), (0, 1 - 1e-9), (5, 1.0), (6000, 1.0), (4096, 0.99), (4097, 0.99999)):
+            rows = sample_rows(
+                24, seed=np.arange(24), temperature=temperature, top_k=top_k, top_p=top_p, top_logprobs=20
+            )
+            assert_same_on_both(logits, rows, f"{temperature} {top_k} {top_p}")
+
+
 def test_rows_that_are_not_finite_or_banned_fail_alone() -> None:
     rng = np.random.default_rng(9)
     V = 9001

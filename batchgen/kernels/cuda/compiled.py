@@ -120,12 +120,17 @@ def launch(compiled: Any, device: torch.device, grid: tuple[int, ...], block: in
 
     Raises EngineError unless `device` is torch's current one.
     """
-    from cuda.core import launch as queue
-
     if device.index != torch.cuda.current_device():
         raise EngineError(f"a tensor lies on {device}, but the current device is {torch.cuda.current_device()}")
     if 0 not in grid:
-        queue(_stream(torch.cuda.current_stream().cuda_stream), _config(grid, block), compiled, *arguments)
+        _queue()(_stream(torch.cuda.current_stream(device).cuda_stream), _config(grid, block), compiled, *arguments)
+
+
+@cache
+def _queue() -> Any:
+    from cuda.core import launch as queue
+
+    return queue
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,8 @@ namespace batchgen::ISA {
 
 constexpr int kChunk = 4096;  // ids that one block of threads of a wide step takes
 constexpr int kTopLogprobs = 20;
+constexpr int kRoom = 4096;       // tokens near the maximum that are kept apart for one row
+constexpr int kBands = 64;        // of z, each half a unit, the last one without end. Neither can be seen in the result
 constexpr float kLargest = 0x1.fffffep127f;
 
 // One row's parameters as batchgen/kernels/cuda/sampler.py lays them out. A list lies at word `at` of the same upload.
@@ -25,6 +27,8 @@ struct Params {
 
   INLINE bool has_edits() const { return bias.count | output.count | seen.count | banned.count; }
   INLINE bool is_greedy() const { return temperature == 0.0f; }
+  INLINE uint64_t limit(int64_t V) const { return top_k > 0 && top_k < V ? top_k : 0; }  // 0: off
+  INLINE bool is_filtered(int64_t V) const { return !is_greedy() && (limit(V) || top_p < 1.0); }
 };
 
 INLINE float lowest() { return __int_as_float(0xff800000); }
@@ -49,6 +53,9 @@ struct Row {
 
   INLINE float value(int id) const { return values[id] + 0.0f; }
   INLINE float z(float value) const { return (value - max) * scale; }
+
+  INLINE int size() const { return V; }
+  INLINE void get(int i, float& v, uint32_t& id) const { v = value(i), id = i; }
 };
 
 // The tokens that filters leave.
@@ -61,10 +68,46 @@ struct Kept {
   }
 };
 
+// Greater or equal for the smaller z.
+INLINE int band(float z) { return ::min(__float2int_rz(z * -2.0f), kBands - 1); }
+
+// The tokens of a row in the bands 0 .. depth, in no order. They are a prefix of the total order, mostly a short one.
+struct Near {
+  const uint64_t* keys;
+  int count, depth;  // depth -1: there is no such list
+
+  INLINE bool exists() const { return depth >= 0; }
+  // Whether all that is kept is here.
+  INLINE bool covers(const Row& row, const Kept& kept) const {
+    return exists() && band(row.z(value_of(static_cast<uint32_t>(kept.from >> 32)))) <= depth;
+  }
+
+  INLINE int size() const { return count; }
+  INLINE void get(int i, float& v, uint32_t& id) const {
+    v = value_of(static_cast<uint32_t>(keys[i] >> 32)), id = ~static_cast<uint32_t>(keys[i]);
+  }
+};
+
 // round(exp(z) 2^40), z <= 0, from two exact parts: sums of it do not depend on their order.
 INLINE uint64_t mass(float z) {
   const float e = exp(z) * 0x1p16f, high = round(e);
   return (uint64_t{to_int(high)} << 24) + static_cast<int64_t>(__float2int_rn((e - high) * 0x1p24f));
+}
+
+// The sum over the threads up to this one of a warp.
+INLINE uint64_t scan(uint64_t x) {
+  for (int d = 1; d < 32; d *= 2) {
+    const uint64_t other = __shfl_up_sync(~0u, x, d);
+    if (threadIdx.x % 32 >= d) x += other;
+  }
+  return x;
+}
+
+// 64-bit sums in shared memory, whose atomics are of 32 bits.
+INLINE void add_wide(uint32_t& low, uint32_t& high, uint64_t x) {
+  const uint32_t x_low = static_cast<uint32_t>(x), old = atomicAdd(&low, x_low);
+  const uint32_t rest = static_cast<uint32_t>(x >> 32) + (old + x_low < old);
+  if (rest) atomicAdd(&high, rest);
 }
 
 // The maxima of a row's chunks, NaN where a logit is not finite, to the row's. Every thread of a warp calls it.

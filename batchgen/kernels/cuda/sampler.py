@@ -15,6 +15,8 @@ from batchgen.kernels.sample_rows import MAX_TOP_LOGPROBS, Draws, IdLists, Sampl
 Tensor = torch.Tensor
 
 _CHUNK = 4096  # kChunk of rows.cuh
+_SURVEY = 2 * 64 + 2 + 4096  # kWords of step.cuh
+_NEAR, _NEAR_RAW, _PROCESSED = 1, 2, 4  # flags of step.cuh
 _LISTS = ("bias", "output", "seen", "banned")
 # Params of rows.cuh. A list is the word at which it lies in the upload, and how many entries it has.
 _PARAMS = np.dtype(
@@ -32,7 +34,9 @@ class DeviceRows(NamedTuple):
     packed: Tensor  # uint8
     size: int  # R
     has_edits: bool  # any bias, ban or penalty; False saves a copy of the logits
-    has_filters: bool  # any top-k or top-p; False saves a step
+    has_filters: bool  # any top-k or top-p; False saves steps, as the others do
+    has_draws: bool  # any that is not greedy
+    most_logprobs: int  # of any row
 
 
 class DeviceDraws(NamedTuple):
@@ -79,8 +83,15 @@ def upload(rows: SampleRows, V: int, device: torch.device) -> DeviceRows:
     if at >= 2**31:
         raise EngineError(f"the lists of {R} rows are too long: {at} words")
     host = torch.from_numpy(np.concatenate([params.view(np.int32), *words]).view(np.uint8))
-    has_filters = bool(((rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1))).any())
-    return DeviceRows(host.pin_memory().to(device, non_blocking=True), R, has_edits, has_filters)
+    is_drawn = rows.temperature > 0
+    return DeviceRows(
+        packed=host.pin_memory().to(device, non_blocking=True),
+        size=R,
+        has_edits=has_edits,
+        has_filters=bool((is_drawn & ((rows.top_k > 0) | (rows.top_p < 1))).any()),
+        has_draws=bool(is_drawn.any()),
+        most_logprobs=int(rows.top_logprobs.max(initial=-1)),
+    )
 
 
 def _entries(lists: IdLists) -> NDArray[np.int32]:
@@ -93,24 +104,31 @@ def _entries(lists: IdLists) -> NDArray[np.int32]:
 def draw(logits: Tensor, rows: DeviceRows, *, processed_logprobs: bool) -> DeviceDraws:
     """Draw one token for each row, without waiting; can be captured in a graph.  logits float32 [R, V], only read."""
     device, R, V = logits.device, rows.size, logits.shape[-1]
-    chunks = -(-V // _CHUNK)
-    place = aligned if V % 4 == 0 else address
-    given = (place(logits, device, torch.float32, R, V), rows.packed.data_ptr())
-    edited = torch.empty(R if rows.has_edits else 0, V, device=device)
-    maxima = torch.empty(R, chunks, 2, device=device)
-    last = torch.empty(R if rows.has_filters else 0, dtype=torch.int64, device=device)
-    best = torch.empty(R, chunks, dtype=torch.int64, device=device)
+    chunks, lists = -(-V // _CHUNK), 0
+    flags = _PROCESSED if processed_logprobs else 0
+    if rows.has_filters or (processed_logprobs and rows.most_logprobs >= 0):
+        flags, lists = flags | _NEAR, lists + 1
+    if not processed_logprobs and rows.most_logprobs > 0:
+        flags, lists = flags | _NEAR_RAW, lists + 1
+    room = R * (2 * chunks + 1 + lists * _SURVEY) + 1 + (-(-R * V // 2) if rows.has_edits else 0)
+    scratch = torch.empty(room, dtype=torch.int64, device=device)
     answer = torch.empty(R * (3 + 2 * MAX_TOP_LOGPROBS), dtype=torch.int32, device=device)
-    found = (edited.data_ptr(), maxima.data_ptr())
+    place = (aligned if V % 4 == 0 else address)(logits, device, torch.float32, R, V)
+    given = (place, rows.packed.data_ptr(), scratch.data_ptr(), answer.data_ptr(), R, V, flags)
 
-    def step(name: str, grid: tuple[int, ...], block: int, *arguments: int) -> None:
-        launch(kernel("sampler.cu", name, device.index), device, grid, block, *arguments)
+    def step(name: str, grid: tuple[int, ...], block: int) -> None:
+        launch(kernel("sampler.cu", name, device.index), device, grid, block, *given)
 
-    step("prepare", (chunks, R), 256, *given, *found, V)
+    step("prepare", (chunks, R), 256)
+    if flags & _NEAR:
+        step("survey_edited", (chunks, R), 256)
+        step("collect_edited", (chunks, R), 256)
+    if flags & _NEAR_RAW:
+        step("survey_raw", (chunks, R), 256)
+        step("collect_raw", (chunks, R), 256)
     if rows.has_filters:
-        step("filter", (R,), 1024, *given, *found, last.data_ptr(), V, chunks)
-    kept = last.data_ptr() if rows.has_filters else 0
-    step("draw", (chunks, R), 256, *given, *found, kept, best.data_ptr(), V)
-    places = (kept, best.data_ptr(), answer.data_ptr())
-    step("finish", (R,), 1024, *given, *found, *places, V, chunks, int(processed_logprobs))
+        step("filter", (R,), 1024)
+    if rows.has_draws:
+        step("draw", (chunks, R), 256)
+    step("finish", (R,), 1024)
     return DeviceDraws(answer, R)

@@ -8,7 +8,6 @@ namespace batchgen::ISA {
 
 constexpr int kThreads = 1024, kBins = 2048;
 
-// Sums of 64 bits in two words: atomics on shared memory are of 32 bits.
 struct Histogram {
   uint32_t low[kBins], high[kBins];
   uint64_t warp_sum[32], before;  // of `descend`
@@ -19,11 +18,7 @@ struct Histogram {
     for (int i = threadIdx.x; i < kBins; i += kThreads) low[i] = high[i] = 0;
     __syncthreads();
   }
-  INLINE void add(uint32_t bin, uint64_t weight) {
-    const uint32_t w = static_cast<uint32_t>(weight), old = atomicAdd(&low[bin], w);
-    const uint32_t rest = static_cast<uint32_t>(weight >> 32) + (old + w < old);
-    if (rest) atomicAdd(&high[bin], rest);
-  }
+  INLINE void add(uint32_t bin, uint64_t weight) { add_wide(low[bin], high[bin], weight); }
   INLINE uint64_t sum(int bin) const { return uint64_t{high[bin]} << 32 | low[bin]; }
 
   // The bin, from the highest down, in which the running sum reaches `limit` (>= 1), and the sum `before` it; bin is
@@ -32,11 +27,7 @@ struct Histogram {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, top = kBins - 1 - 2 * threadIdx.x;
     __syncthreads();
     const uint64_t first = sum(top), own = first + sum(top - 1);
-    uint64_t up_to = own;
-    for (int d = 1; d < 32; d *= 2) {
-      const uint64_t other = __shfl_up_sync(~0u, up_to, d);
-      if (lane >= d) up_to += other;
-    }
+    uint64_t up_to = scan(own);
     if (lane == 31) warp_sum[warp] = up_to;
     if (threadIdx.x == 0) bin = -1;
     __syncthreads();
@@ -71,17 +62,19 @@ INLINE uint32_t nth_of_equals(const Row& row, const Kept& kept, uint32_t wanted,
   }
 }
 
-// The last key of the shortest prefix of the kept tokens whose weight reaches `limit` (>= 1); of all of them when none
-// does. weight(z) >= 0 is the same for equal values. Called by all threads of a block.
-template <class Weight>
-INLINE uint64_t last_of_prefix(const Row& row, const Kept& kept, uint64_t limit, Histogram& h, Weight&& weight) {
+// The last key of the shortest prefix of the kept among `tokens` (a Row, or the Near of one) whose weight reaches
+// `limit` (>= 1); of all of them when none does. weight(z) >= 0 is the same for equal values. Called by all threads.
+template <class Tokens, class Weight>
+INLINE uint64_t last_of_prefix(const Tokens& tokens, const Row& row, const Kept& kept, uint64_t limit, Histogram& h, Weight&& weight) {
   uint32_t prefix = 0;
   for (int shift : {21, 10, 0}) {
     const int bits = shift ? 11 : 10;
     h.clear();
 #pragma unroll 4
-    for (int id = threadIdx.x; id < row.V; id += kThreads) {
-      const float v = row.value(id);
+    for (int i = threadIdx.x; i < tokens.size(); i += kThreads) {
+      float v;
+      uint32_t id;
+      tokens.get(i, v, id);
       const uint32_t r = rank(v);
       if (shift != 21 && r >> shift >> bits != prefix) continue;
       if (!kept.holds(row, v, id)) continue;
@@ -102,18 +95,27 @@ INLINE uint64_t last_of_prefix(const Row& row, const Kept& kept, uint64_t limit,
   return key > kept.from ? key : kept.from;
 }
 
-INLINE uint64_t last_of_count(const Row& row, const Kept& kept, uint64_t count, Histogram& h) {
-  return last_of_prefix(row, kept, count, h, [](float) { return uint64_t{1}; });
+template <class Tokens>
+INLINE uint64_t last_of_count(const Tokens& tokens, const Row& row, const Kept& kept, uint64_t count, Histogram& h) {
+  return last_of_prefix(tokens, row, kept, count, h, [](float) { return uint64_t{1}; });
 }
 
-INLINE uint64_t total_mass(const Row& row, const Kept& kept) {
-  uint64_t total = 0;
+// The sum of weight(z) over the kept among `tokens`.
+template <class Tokens, class Weight>
+INLINE uint64_t total(const Tokens& tokens, const Row& row, const Kept& kept, Weight&& weight) {
+  uint64_t sum = 0;
 #pragma unroll 4
-  for (int id = threadIdx.x; id < row.V; id += kThreads) {
-    const float v = row.value(id);
-    if (kept.holds(row, v, id)) total += mass(row.z(v));
+  for (int i = threadIdx.x; i < tokens.size(); i += kThreads) {
+    float v;
+    uint32_t id;
+    tokens.get(i, v, id);
+    if (kept.holds(row, v, id)) sum += weight(row.z(v));
   }
-  return block_sum(total);
+  return block_sum(sum);
+}
+template <class Tokens>
+INLINE uint64_t total_mass(const Tokens& tokens, const Row& row, const Kept& kept) {
+  return total(tokens, row, kept, [](float z) { return mass(z); });
 }
 
 }  // namespace batchgen::ISA
