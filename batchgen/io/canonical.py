@@ -99,6 +99,15 @@ def to_plain(array: pa.Array) -> pa.Array:
     return array.cast(plain)
 
 
+def plain_columns(table: pa.Table) -> pa.Table:
+    """Every column of `table` under its `plain_type`."""
+    types = [plain_type(field.type, field.name) for field in table.schema]
+    if types == table.schema.types:
+        return table
+    columns = [pa.chunked_array(map(to_plain, c.chunks), type_) for c, type_ in zip(table.columns, types, strict=True)]
+    return pa.table(columns, names=table.column_names, metadata=table.schema.metadata)
+
+
 def type_json(type_: pa.DataType) -> Type:
     """The logical type as JSON: "int8", ["list", "string"], ["struct", [["a", "int8"]]], ["timestamp", "us", "utc"]."""
     type_ = plain_type(type_)

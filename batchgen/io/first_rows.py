@@ -1,13 +1,12 @@
 """A look at the first rows of a run."""
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from batchgen.errors import RunError
-from batchgen.io.manifest import Manifest, part_name
+from batchgen.io.manifest import Manifest
+from batchgen.io.row_batches import row_batches
 
 
 def first_rows(run: Path, manifest: Manifest, count: int) -> list[dict[str, Any]]:
@@ -15,18 +14,10 @@ def first_rows(run: Path, manifest: Manifest, count: int) -> list[dict[str, Any]
 
     Reads no more of each file than it needs and checks no hash. Raises RunError when a file is missing or torn.
     """
-    rows: list[dict[str, Any]] = []
-    for shard in manifest.shards:
-        if len(rows) == count:
-            break
-        path = run / part_name(shard.index)
-        try:
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(count - len(rows)):
-                    rows += batch.slice(0, count - len(rows)).to_pylist()
-                    if len(rows) == count:
-                        break
-        except (OSError, pa.ArrowException) as error:
-            hint = f"batchgen verify {run} says what is wrong"
-            raise RunError(f"cannot be read: {str(error).splitlines()[0]}", where=str(path), hint=hint) from error
-    return rows
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for shard in manifest.shards:
+            for batch in row_batches(run, shard, count):
+                yield from batch.to_pylist()
+
+    return list(islice(rows(), count))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from batchgen.errors import InputError
-from batchgen.io.canonical import plain_type
+from batchgen.io.canonical import plain_columns, plain_type
 from batchgen.io.hashing import ROW_HASH, leaves
 from batchgen.records import Completion
 
@@ -57,6 +57,7 @@ _TOP_LOGPROBS = (
     pa.field("top_logprobs_values", pa.list_(pa.list_(pa.float32()))),
 )
 _TAIL = (pa.field("params_hash", pa.string(), nullable=False), pa.field(ROW_HASH, pa.string(), nullable=False))
+_CORE = {field.name: field for field in (*_HEAD, *_LOGPROBS, *_TOP_LOGPROBS, *_TAIL)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,19 @@ def rows_to_table(rows: Sequence[Row], passthrough: pa.Table, params_hash: str, 
     table = pa.table([*core, *carried], names=[*names, *schema.names[len(names) + 1 :]])
     hashes = pa.array([leaf.hex() for leaf in leaves(table)], pa.string())
     return table.add_column(len(names), ROW_HASH, hashes).cast(schema)
+
+
+def as_written(rows: pa.Table) -> pa.Table:
+    """`rows` of a file that another program may have written anew, under the types and names of `output_schema`.
+
+    Raises ValueError for two columns of one name, text that is no UTF-8, and a null where none may be.
+    """
+    if len(set(rows.column_names)) < rows.num_columns:
+        raise ValueError("two columns have one name")
+    rows = plain_columns(rows)
+    rows = rows.cast(pa.schema([_CORE.get(field.name, field) for field in rows.schema]))
+    rows.validate(full=True)
+    return rows
 
 
 def rows_schema() -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Lengths:
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
 
-    def add(self, column: pa.Array) -> None:
+    def add(self, column: pa.ChunkedArray) -> None:
         """Lengths as integers; nulls are none."""
         for entry in pc.value_counts(column.drop_null()):
             self.counts[entry["values"].as_py()] += entry["counts"].as_py()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from batchgen.errors import RunError
 from batchgen.io.manifest import Manifest, ShardRecord, Tally, part_name
+from batchgen.io.row_batches import row_batches
 from batchgen.report.groups import Diversity, Groups, answer_bytes
 from batchgen.report.lengths import Lengths
 
@@ -67,22 +67,22 @@ class Scan:
     def diversity(self) -> Diversity | None:
         return self._groups.result() if self._groups else None
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add(self, batch: pa.Table) -> None:
         """Rows that follow those before, with the columns of `columns`."""
         first = -self.tally.rows % self._n  # of the next input row
         self.prompts.add(batch["num_prompt_tokens"][first :: self._n])
-        self.tally += Tally.of(pa.Table.from_batches([batch]))
+        self.tally += Tally.of(batch)
         for reason, lengths in (("stop", self.stopped), ("length", self.cut)):
             lengths.add(batch["num_output_tokens"].filter(pc.equal(batch["finish_reason"], reason)))
         if self._groups:
-            self._groups.add(answer_bytes(batch["token_ids"]))
+            self._groups.add(answer_bytes(batch["token_ids"].combine_chunks()))
         self._add_errors(batch.filter(pc.equal(batch["status"], "error")).select(list(_FAILURE)))
 
     def columns(self) -> list[str]:
         """What `add` reads."""
         return [*_COUNTED, *_FAILURE, *(["token_ids"] if self._groups else [])]
 
-    def _add_errors(self, failed: pa.RecordBatch) -> None:
+    def _add_errors(self, failed: pa.Table) -> None:
         for entry in pc.value_counts(failed["error_code"]).to_pylist():
             code, count = entry["values"], entry["counts"]
             if code not in self.errors:
@@ -98,7 +98,7 @@ def scan(run: Path, manifest: Manifest) -> Scan:
     found = Scan(manifest.plan.n)
     for shard in manifest.shards:
         before = found.tally
-        for batch in _batches(run, shard, found.columns()):
+        for batch in row_batches(run, shard, _BATCH_ROWS, found.columns()):
             found.add(batch)
         if found.tally != before + shard.tally:
             raise RunError(
@@ -123,21 +123,9 @@ def rows_at(run: Path, manifest: Manifest, positions: Collection[int]) -> dict[i
 def _pick(run: Path, shard: ShardRecord, wanted: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a shard at positions that ascend."""
     at = 0
-    for batch in _batches(run, shard, _SHOWN) if wanted else ():
+    for batch in row_batches(run, shard, _BATCH_ROWS, _SHOWN) if wanted else ():
         while wanted[0] < at + batch.num_rows:
             yield wanted[0], batch.slice(wanted.pop(0) - at, 1).to_pylist()[0]
             if not wanted:
                 return
         at += batch.num_rows
-
-
-def _batches(run: Path, shard: ShardRecord, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
-    path = run / part_name(shard.index)
-    hint = f"batchgen verify {run} says what is wrong"
-    try:
-        with pq.ParquetFile(path) as file:
-            if lacking := set(columns) - set(file.schema_arrow.names):
-                raise RunError(f"lacks the column {min(lacking)}", where=str(path), hint=hint)
-            yield from file.iter_batches(_BATCH_ROWS, columns=list(columns))
-    except (OSError, pa.ArrowException) as error:
-        raise RunError(f"cannot be read: {str(error).splitlines()[0]}", where=str(path), hint=hint) from error

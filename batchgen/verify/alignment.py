@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from batchgen.errors import RunError, VerifyError
 from batchgen.io.hashing import MerkleTree
 from batchgen.io.manifest import Manifest, ShardRecord, part_name
+from batchgen.io.schema import as_written
 from batchgen.io.shard_check import check_shards
 
 Places = NDArray[np.int64]  # numbers of samples in the order of a run: input row * n + sample_index
@@ -43,7 +44,7 @@ class RunRows:
             yield self._keys(shard, leaves)
         if self.manifest.root is None:
             return
-        if not self.manifest.finished or tree.root(plan.rows * plan.n) != self.manifest.root:
+        if not self.manifest.finished or tree.root(plan.num_samples) != self.manifest.root:
             raise self.broken("manifest.json: its root is not that of the rows")
 
     def take(self, places: Places, columns: Sequence[str]) -> pa.Table:
@@ -56,7 +57,7 @@ class RunRows:
             self._read(int(shard), chosen, group - int(shard) * self._per_shard)
             for shard, group in zip(shards, np.split(ordered, cuts[1:]), strict=True)
         ]
-        table = pa.concat_tables(parts)
+        table = pa.concat_tables(parts, promote_options="permissive")
         if np.array_equal(order, np.arange(len(order))):
             return table
         back = np.empty_like(order)
@@ -95,13 +96,14 @@ class RunRows:
                 ends = np.cumsum(sizes)
                 groups = np.unique(np.searchsorted(ends, rows, side="right"))
                 table = file.read_row_groups(groups.tolist(), columns=list(columns), use_threads=False)
-        except (OSError, pa.ArrowException, IndexError) as error:
+                table = as_written(table)
+        except (OSError, pa.ArrowException, ValueError, IndexError) as error:
             raise self.broken(f"{part_name(shard)}: changed while it was read: {error}") from error
         if len(rows) == table.num_rows:
-            return table.replace_schema_metadata()
+            return table
         skipped = (ends - sizes)[groups] - np.cumsum([0, *(sizes[group] for group in groups)])[:-1]
         inside = rows - skipped[np.searchsorted(groups, np.searchsorted(ends, rows, side="right"))]
-        return table.replace_schema_metadata().take(pa.array(inside))
+        return table.take(pa.array(inside))
 
     def broken(self, what: str) -> VerifyError:
         """The error for a run whose rows cannot be trusted."""

@@ -14,7 +14,9 @@ import pytest
 from support.bent_engine import Bend, BentEngine, next_float
 from support.fake_engine import FINGERPRINT
 from support.fake_jobs import build_prompt, make_job, run, write_input
+from support.run_damage import rewrite
 from support.tiny_runs import edit_manifest, forge, row_of
+from support.varied_types import VARIANTS, retype
 
 from batchgen.errors import RowError, RunError, VerifyError
 from batchgen.io.manifest import part_name, read_manifest, write_manifest
@@ -259,6 +261,17 @@ def test_an_unfinished_run_of_another_input(make: Make) -> None:
     assert kinds(diff) == {"identical": 48, "only_in_a": 32}
     assert diff.categories[1].evidence == {"not in that job, or still to be made": 32}
     assert cause(diff, "only_in_a") == ("unfinished", [])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_files_that_another_program_wrote_anew(make: Make, tmp_path: Path, variant: str) -> None:
+    a, b = make("a"), make("b", {"row-7": "token"})
+    expected = diff_runs(a, b, out=tmp_path / "before.parquet")
+    for out in (a, b):
+        for shard in (0, 2):
+            rewrite(out, shard, retype(variant))
+    assert diff_runs(a, b, out=tmp_path / "after.parquet") == expected
+    assert pq.read_table(tmp_path / "after.parquet").equals(pq.read_table(tmp_path / "before.parquet"))
 
 
 def test_rows_in_another_order(make: Make, tmp_path: Path) -> None:
