@@ -16,6 +16,7 @@ from batchgen import terminal
 from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, BatchgenError, Interrupted, ModelError, SpecError, VerifyError
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.first_rows import first_rows
+from batchgen.io.hashing import parse_root
 from batchgen.io.manifest import Manifest, manifest_schema, read_manifest
 from batchgen.io.schema import rows_schema
 from batchgen.progress import display
@@ -58,12 +59,16 @@ def share(text: str | float) -> float:
     return float(part)
 
 
-def draw_size(text: str) -> int | Fraction:
-    """How many rows are drawn, as an option: 20 or 5%."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of an option that `parse` reads: what its ValueError says, the user is told."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return convert
 
 
 class Command(click.Command):
@@ -178,7 +183,7 @@ def plan(job: Path, as_json: bool) -> None:
 
 @cli.command()
 @RUN
-@click.option("--root", metavar="HEX", help="What the root must be, noted when the run was made.")
+@click.option("--root", type=of(parse_root), metavar="HEX", help="What the root must be, noted when the run was made.")
 @AS_JSON
 def verify(run: Path, root: str | None, as_json: bool) -> None:
     """Check every hash of RUN.
@@ -188,7 +193,7 @@ def verify(run: Path, root: str | None, as_json: bool) -> None:
     hashes and root fit each other: only --root, with a root kept elsewhere, or replay shows that.
     """
     with display(terminal.ERR, after=1.0) as shown:
-        verdict = verify_run(run, root=root and root.lower(), on_progress=shown.checked)
+        verdict = verify_run(run, root=root, on_progress=shown.checked)
     if as_json:
         emit({"ok": verdict.ok, **asdict(verdict)})
     else:
@@ -199,7 +204,7 @@ def verify(run: Path, root: str | None, as_json: bool) -> None:
 @cli.command()
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
-@click.option("--limit", type=NATURAL, metavar="N", default=10, show_default=True, help="How many examples.")
+@click.option("--limit", type=NATURAL, metavar="N", default=5, show_default=True, help="How many examples.")
 @click.option("--out", type=PATH, metavar="FILE", help="All rows that differ, as Parquet.")
 @AS_JSON
 def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
@@ -221,7 +226,9 @@ def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
 
 @cli.command()
 @RUN
-@click.option("--sample", type=draw_size, metavar="SIZE", help="Draw that many, 20 or 5%.  [default: 1%, 16 at least]")
+@click.option(
+    "--sample", type=of(parse_size), metavar="SIZE", help="Draw that many, 20 or 5%.  [default: 1%, 16 at least]"
+)
 @click.option("--rows", "keys", multiple=True, metavar="KEY", help="The samples of this row; may be given repeatedly.")
 @click.option("--sample-index", type=NATURAL, metavar="I", help="With --rows: only the sample I of each.")
 @click.option("--all", "everything", is_flag=True, help="All samples.")
@@ -345,7 +352,7 @@ def show(run: Path, rows: int, as_json: bool) -> None:
     manifest = read_manifest(run)
     found = first_rows(run, manifest, rows)
     if not manifest.finished:
-        there, planned = manifest.counts.rows, manifest.plan.rows * manifest.plan.n
+        there, planned = manifest.counts.rows, manifest.plan.num_samples
         terminal.print_note(f"unfinished: {terminal.number(there)} of {terminal.count(planned, 'sample')} are there")
     if as_json:
         emit({"rows": found})
@@ -356,10 +363,7 @@ def show(run: Path, rows: int, as_json: bool) -> None:
 @cli.command()
 @click.argument("name", type=click.Choice(list(SCHEMAS)), default="job")
 def schema(name: str) -> None:
-    """Print the JSON Schema of a file format.
-
-    Of a job file, of a row of the output, or of the manifest of a run.
-    """
+    """Print the JSON Schema of job files, of rows, or of manifests."""
     click.echo(json.dumps(SCHEMAS[name](), indent=2))
 
 

@@ -210,6 +210,13 @@ def test_verify_against_a_root_that_was_noted(finished: Path) -> None:
     assert f"manifest: manifest.json: its root is {root}, and should be {'0' * 64}" in result.stdout
 
 
+@pytest.mark.parametrize("root", ["00ff", "", "g" * 64, "0" * 65])
+def test_verify_refuses_what_is_no_root(finished: Path, root: str) -> None:
+    result = batchgen("verify", finished, "--root", root)
+    assert result.exit_code == 2
+    assert "64 hex digits" in result.stderr
+
+
 def test_verify_wants_a_run(tmp_path: Path) -> None:
     result = batchgen("verify", tmp_path)
     assert result.exit_code == 7

@@ -28,9 +28,7 @@ def stoppable(folder: RunFolder) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stopped:
         there = folder.manifest
-        kept = (
-            f"{there.counts.rows} of {there.plan.rows * there.plan.n} samples are kept" if there else "nothing was made"
-        )
+        kept = f"{there.counts.rows} of {there.plan.num_samples} samples are kept" if there else "nothing was made"
         hint = "the same command goes on from here"
         raise Interrupted(f"stopped by {stopped}; {kept}", where=str(folder.path), hint=hint) from None
     finally:

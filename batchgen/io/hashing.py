@@ -5,6 +5,7 @@ They look at values alone, so compression, row groups, file sizes and Arrow's ch
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -80,6 +81,13 @@ class MerkleTree:
         for _, _, left in reversed(lefts):
             node = hashlib.sha256(b"\1" + left + node).digest()
         return node.hex()
+
+
+def parse_root(text: str) -> str:
+    """A root that someone typed. Raises ValueError for what is none."""
+    if not re.fullmatch("[0-9a-fA-F]{64}", text):
+        raise ValueError(f"a root has 64 hex digits, and {text!r} is something else")
+    return text.lower()
 
 
 def params_hash(params: SamplingParams) -> str:

@@ -19,6 +19,7 @@ from batchgen.io.writer import write_atomically
 
 FILE_NAME = "manifest.json"
 ROWS = "rows"
+_MANY = 1 << 53  # RFC 8785 has no larger integers
 
 
 def part_name(index: int) -> str:
@@ -79,6 +80,15 @@ class PlanRecord:
     rows_per_shard: int
     digest: str
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers that no plan has."""
+        if not (0 <= self.rows < _MANY and 1 <= self.n < _MANY and 1 <= self.rows_per_shard < _MANY):
+            raise ValueError("not a plan of rows")
+
+    @property
+    def num_samples(self) -> int:
+        return self.rows * self.n
+
     @property
     def num_shards(self) -> int:
         return -(-self.rows // self.rows_per_shard)
@@ -120,7 +130,11 @@ class Manifest:
 
     def contradictions(self) -> Iterator[str]:
         """Where the manifest does not agree with itself."""
-        if hashlib.sha256(rfc8785.dumps(dict(self.spec))).hexdigest() != self.fingerprint.get("job_fingerprint"):
+        try:
+            job_fingerprint = hashlib.sha256(rfc8785.dumps(dict(self.spec))).hexdigest()
+        except rfc8785.CanonicalizationError:  # of a number that no spec holds
+            job_fingerprint = None
+        if job_fingerprint is None or job_fingerprint != self.fingerprint.get("job_fingerprint"):
             yield "job_fingerprint is not that of its spec"
         if self.with_shards(self.shards).counts != self.counts:
             yield "its counts are not the sum of those of its shards"
@@ -175,7 +189,9 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise RunError(f"is damaged: {first['msg']}", where=f"{path}: {key}", hint=_DAMAGED) from None
+        raise RunError(
+            f"is damaged: {first['msg'].removeprefix('Value error, ')}", where=f"{path}: {key}", hint=_DAMAGED
+        ) from None
 
 
 def manifest_schema() -> dict[str, Any]:

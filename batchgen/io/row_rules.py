@@ -32,10 +32,7 @@ class RowRules:
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """Of the spec in `manifest`. Raises RunError when that is no spec, or the columns are not those of its rows."""
-        try:
-            spec = JobSpec.from_resolved(manifest.spec)
-        except SpecError as error:
-            raise RunError(f"its spec is not that of a job: {error.where}: {error.message}", where=FILE_NAME) from None
+        spec = job_of(manifest)
         core = columns_json(output_schema(pa.schema([]), logprobs=spec.sampling.logprobs, metadata={}))
         if [list(column) for column in manifest.columns[: len(core)]] != core:
             raise RunError("its columns are not those of its spec", where=FILE_NAME)
@@ -67,6 +64,14 @@ class RowRules:
                 yield row, f"its seed is {seed}, and the job gives it {right}"
             elif params != self.params_hash.encode():
                 yield row, "its params_hash is not that of the job's sampling"
+
+
+def job_of(manifest: Manifest) -> JobSpec:
+    """The job that `manifest` is of. Raises RunError when its spec is none."""
+    try:
+        return JobSpec.from_resolved(manifest.spec)
+    except SpecError as error:
+        raise RunError(f"its spec is not that of a job: {error.where}: {error.message}", where=FILE_NAME) from None
 
 
 def _numbers(column: pa.ChunkedArray, dtype: type) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchgen.errors import BatchgenError
-from batchgen.io.canonical import columns_json
+from batchgen.io.canonical import columns_json, plain_columns
 from batchgen.io.finding import Finding
 from batchgen.io.hashing import ROW_HASH, leaves, shard_digest
 from batchgen.io.manifest import Manifest, ShardRecord, Tally, part_name
 from batchgen.io.row_rules import RULED, RowRules
-from batchgen.io.shard_faults import KeysOf, Suspect
+from batchgen.io.shard_faults import KeysOf, Suspect, other_part
 from batchgen.io.writer import row_keys_json
 
 _GROUP_ROWS = 4096  # enough to make the cost of a group small, and few enough to stay in the cache
@@ -66,6 +66,12 @@ class _Loaded:
     judged: pa.Table | None = None
     leaves: list[bytes] = field(default_factory=list)
 
+    @property
+    def metadata(self) -> Mapping[bytes, bytes]:
+        """Of the file. Asked of a table, it is copied."""
+        found: Mapping[bytes, bytes] = (self.judged.schema.metadata if self.judged is not None else None) or {}
+        return found
+
     def fits(self, other: "_Loaded") -> bool:
         """Whether both can be one table: columns that count as equal may be of several types."""
         if self.rows is None or other.rows is None:
@@ -108,7 +114,7 @@ class _Checker:
             else:
                 table = loaded.judged
                 assert table is not None
-                found = suspect.faults(table, loaded.leaves, self._rules, table.schema.metadata or {})
+                found = suspect.faults(table, loaded.leaves, self._rules, loaded.metadata)
                 yield loaded.shard, loaded.leaves, found
 
     def _load(self, shard: ShardRecord) -> _Loaded:
@@ -139,7 +145,7 @@ class _Checker:
         for batch in file.iter_batches(batch_rows, use_threads=False):
             table = pa.Table.from_batches([batch])
             loaded.leaves += leaves(table)
-            judged.append(table.select(_JUDGED))
+            judged.append(plain_columns(table.select(_JUDGED)))
         loaded.judged = pa.concat_tables(judged)
         return loaded
 
@@ -166,7 +172,7 @@ class _Checker:
         for loaded in files:
             assert loaded.rows is not None
             loaded.leaves = found[at : at + loaded.rows.num_rows]
-            loaded.judged, at = loaded.rows.select(_JUDGED), at + loaded.rows.num_rows
+            loaded.judged, at = plain_columns(loaded.rows.select(_JUDGED)), at + loaded.rows.num_rows
 
     def _sound(self, files: Sequence[_Loaded]) -> set[int]:
         """The indices of the shards of which everything holds."""
@@ -193,6 +199,7 @@ class _Checker:
                 and shard_digest(loaded.leaves) == shard.digest
                 and tally == shard.tally
                 and hashlib.sha256(row_keys_json(keys[start:stop:n])).hexdigest() == shard.keys_digest
+                and not other_part(self._manifest, loaded.metadata)
             )
             if holds:
                 sound.add(shard.index)

@@ -71,6 +71,8 @@ class Suspect:
         }
         if changed or shard_digest(leaves) != self.shard.digest:
             return self._altered(ids, changed, broken, metadata)
+        if part := other_part(self.manifest, metadata):
+            broken.append(Finding("changed", self.name, f"its {part} is not that of the manifest"))
         return broken + [Finding("manifest", FILE_NAME, detail) for detail in self._contradictions(table, keys)]
 
     def expected(self, keys_json: bytes) -> list[tuple[str, int]] | None:
@@ -119,9 +121,8 @@ class Suspect:
 
     def _origin(self, metadata: Mapping[bytes, bytes]) -> str | None:
         """Where the file is really from, if it says that it is another one."""
-        for part, value in self.manifest.fingerprint.items():
-            if metadata.get(f"batchgen.{part}".encode(), value.encode()) != value.encode():
-                return f"is a file of another run: its {part} is another"
+        if part := other_part(self.manifest, metadata):
+            return f"is a file of another run: its {part} is another"
         keys_digest = hashlib.sha256(metadata.get(ROW_KEYS, b"")).hexdigest()
         for other in self.manifest.shards:
             if other.keys_digest == keys_digest and other.index != self.shard.index:
@@ -138,6 +139,14 @@ class Suspect:
         stored = row_keys_json(keys[:: self.manifest.plan.n])
         if hashlib.sha256(stored).hexdigest() != self.shard.keys_digest:
             yield f"keys_digest of shard {index} is not of the row keys of {self.name}"
+
+
+def other_part(manifest: Manifest, metadata: Mapping[bytes, bytes]) -> str | None:
+    """A part of the fingerprint that a file, by its own metadata, has otherwise; one that it lacks is none."""
+    parts = manifest.fingerprint.items()
+    return next(
+        (part for part, value in parts if metadata.get(f"batchgen.{part}".encode(), own := value.encode()) != own), None
+    )
 
 
 def texts(column: pa.ChunkedArray) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from batchgen.io.events import read_events
 from batchgen.io.manifest import InputRecord, Manifest, Tally, read_manifest
+from batchgen.io.row_rules import job_of
 from batchgen.io.run_folder import EVIDENCE
 from batchgen.report.groups import Diversity
 from batchgen.report.lengths import Histogram, Lengths, Spread, histogram
@@ -104,24 +105,23 @@ def summarise(run: Path, decode: Decode | None = None, against: Path | None = No
     counts than the manifest has for it, and what `diff_runs` raises.
     """
     manifest = read_manifest(run)
+    job = job_of(manifest)
     timeline = read_timeline(read_events(run))
     found = scan(run, manifest)
     spread = _spread_evenly(found.tally.rows)
     diversity = found.diversity
     least = {group: group.index * manifest.plan.n for group in (diversity.least if diversity else ())}
     rows = rows_at(run, manifest, {*spread, *least.values()})
-    sampling = manifest.spec["sampling"]
-    assert isinstance(sampling, Mapping)
     return Summary(
-        name=str(manifest.spec["name"]),
+        name=job.name,
         folder=run.resolve().name,
         root=manifest.root,
         finished=manifest.finished,
-        planned=manifest.plan.rows * manifest.plan.n,
+        planned=manifest.plan.num_samples,
         prompts=manifest.plan.rows,
         n=manifest.plan.n,
-        max_tokens=int(str(sampling["max_tokens"])),
-        greedy=sampling["temperature"] == 0,
+        max_tokens=job.sampling.max_tokens,
+        greedy=job.sampling.temperature == 0,
         tally=found.tally,
         probes=manifest.probes,
         evidence=sum(1 for _ in (run / EVIDENCE).glob("probe-*.json")),

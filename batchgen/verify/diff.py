@@ -78,7 +78,7 @@ class Diff:
         return all(category.kind == "identical" for category in self.categories)
 
 
-def diff_runs(a: Path, b: Path, *, examples: int = 10, out: Path | None = None) -> Diff:
+def diff_runs(a: Path, b: Path, *, examples: int = 5, out: Path | None = None) -> Diff:
     """Compare the run at `a` with the run at `b`, row by row.
 
     Equal roots answer at once. Otherwise every row of both is checked against its hash, rows are paired by
@@ -113,13 +113,13 @@ def diff_runs(a: Path, b: Path, *, examples: int = 10, out: Path | None = None) 
 
 
 def _equal_by_roots(a: Manifest, b: Manifest) -> bool:
-    same_size = a.counts.rows == b.counts.rows == a.plan.rows * a.plan.n == b.plan.rows * b.plan.n
+    same_size = a.counts.rows == b.counts.rows == a.plan.num_samples == b.plan.num_samples
     return a.finished and b.finished and a.root == b.root and same_size
 
 
 def _side(run: RunRows) -> Side:
     m = run.manifest
-    return Side(str(run.path), m.counts.rows, m.plan.rows * m.plan.n, m.root, m.finished, m.batchgen_version)
+    return Side(str(run.path), m.counts.rows, m.plan.num_samples, m.root, m.finished, m.batchgen_version)
 
 
 def _differing(a: RunRows, b: RunRows, found: "_Found") -> Iterator[Sorted]:

@@ -53,9 +53,12 @@ def verify_run(
     """
     manifest = read_manifest(run)
     found = _Findings()
-    if reason := _unusable(manifest):
-        return Verdict(0, None, (Finding("manifest", FILE_NAME, reason),), {"manifest": 1})
-    found.add(Finding("manifest", FILE_NAME, fault) for fault in (*manifest.contradictions(), *_off_plan(manifest)))
+    try:
+        rules = RowRules.of(manifest)
+    except RunError as error:
+        return Verdict(0, None, (Finding("manifest", FILE_NAME, error.message),), {"manifest": 1})
+    faults = (*manifest.contradictions(), *_off_plan(manifest, rules))
+    found.add(Finding("manifest", FILE_NAME, fault) for fault in faults)
     found.add(_check_state(run, manifest))
     tree, rows = MerkleTree(), 0
     for shard, leaves, wrong in check_shards(run, manifest, manifest.shards, keys_of):
@@ -67,7 +70,7 @@ def verify_run(
     found.add(_strays(run, manifest))
     made = None
     if manifest.finished and not found.counts:
-        made = tree.root(manifest.plan.rows * manifest.plan.n)
+        made = tree.root(manifest.plan.num_samples)
         if made != manifest.root:
             found.add([Finding("manifest", FILE_NAME, f"its root is {manifest.root}, and the rows give {made}")])
     if root is not None and root != (made or manifest.root):
@@ -123,26 +126,14 @@ def _id(finding: Finding) -> tuple[str | None, int | None]:
     return finding.row_key, finding.sample_index
 
 
-def _unusable(manifest: Manifest) -> str | None:
-    """Why the manifest cannot say what its rows must be like."""
-    plan = manifest.plan
-    if plan.rows < 0 or plan.n < 1 or plan.rows_per_shard < 1:
-        return "its plan is of no rows"
-    try:
-        RowRules.of(manifest)
-    except RunError as error:
-        return error.message
-    return None
-
-
-def _off_plan(manifest: Manifest) -> Iterator[str]:
+def _off_plan(manifest: Manifest, rules: RowRules) -> Iterator[str]:
     """Where fingerprint and plan are not those of the spec and the inputs beside them."""
-    plan, fingerprint, rules = manifest.plan, manifest.fingerprint, RowRules.of(manifest)
+    plan, fingerprint = manifest.plan, manifest.fingerprint
     job, inputs = (fingerprint.get(part, "") for part in ("job_fingerprint", "inputs_digest"))
     if fingerprint.get("params_hash") != rules.params_hash:
         yield "params_hash is not that of the sampling of its spec"
     if plan.n != rules.n:
-        yield f"its plan has {plan.n} samples of each row, and its spec {rules.n}"
+        yield f"n is {plan.n} in its plan and {rules.n} in its spec"
     if plan.rows != sum(file.rows for file in manifest.inputs):
         yield f"its plan has {plan.rows} rows, and its inputs {sum(file.rows for file in manifest.inputs)}"
     if plan.digest != Plan(job, inputs, plan.rows, plan.n, plan.rows_per_shard).digest:

@@ -70,6 +70,11 @@ def test_finished_is_all_shards_and_a_root() -> None:
     assert not replace(manifest(shard(0, 0, 2)), root="r").finished
 
 
+def test_a_spec_that_no_json_can_be_hashed_of() -> None:
+    edited = replace(manifest(), spec={**SPEC, "seed": 1 << 60})
+    assert list(edited.contradictions()) == ["job_fingerprint is not that of its spec"]
+
+
 def test_tally_of_rows() -> None:
     table = pa.table(
         {
@@ -94,6 +99,8 @@ def test_tally_of_rows() -> None:
         ({"shards": [{"index": 0}]}, r"shards\.0\.start: is damaged"),
         ({"surprise": 1}, "surprise: is damaged"),
         ({"root": 7}, "root: is damaged"),
+        ({"plan": {"rows": 5, "n": 0, "rows_per_shard": 2, "digest": "p"}}, "plan: is damaged: not a plan of rows"),
+        ({"plan": {"rows": 10**30, "n": 1, "rows_per_shard": 2, "digest": "p"}}, "plan: is damaged: not a plan"),
         ({"plan": {"rows": "5", "n": 2, "rows_per_shard": 2, "digest": "p"}}, r"plan\.rows: is damaged"),
     ],
 )
