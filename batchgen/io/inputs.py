@@ -67,7 +67,7 @@ def _scan_entry(
 
 
 def input_files(pattern: str, base_dir: Path, where: str) -> list[tuple[Path, str]]:
-    """(path, label) of each file that `pattern` names, in order; the label is the path below the pattern's fixed part."""
+    """(path, label) of each file that `pattern` names, in order; a label is the path below the pattern's fixed part."""
     whole = base_dir / pattern
     if not has_magic(pattern) or whole.exists():
         return [(_checked(whole), whole.name)]

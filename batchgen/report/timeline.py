@@ -19,7 +19,7 @@ class _Commit:
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> "_Commit":
         return cls(
-            str(event["replica"]), _seconds(event["seconds"]), int(event["samples"]), int(event["output_tokens"])
+            str(event["replica"]), _seconds(event["seconds"]), _count(event["samples"]), _count(event["output_tokens"])
         )
 
 
@@ -110,7 +110,7 @@ def read_timeline(events: Iterable[Mapping[str, Any]]) -> Timeline | None:
                 opened.append(_Open(event))
             elif opened:
                 _add(event, opened[-1], slow, failed)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             unreadable += 1
     if not opened:
         return None
@@ -125,14 +125,14 @@ def _add(event: Mapping[str, Any], now: _Open, slow: list[SlowRow], failed: list
     at = _moment(event)
     match event["event"]:
         case "commit":
-            rows = [SlowRow(str(key), int(index), _seconds(s), int(n)) for key, index, s, n in event["slowest"]]
+            rows = [SlowRow(str(key), _count(index), _seconds(s), _count(n)) for key, index, s, n in event["slowest"]]
             now.commits.append(_Commit.of(event))
             slow += rows
             slow.sort(key=lambda row: -row.seconds)
             del slow[NUM_SLOWEST:]
         case "probe":
             if not event["exact"]:
-                failed.append((str(event["row_key"]), int(event["sample_index"])))
+                failed.append((str(event["row_key"]), _count(event["sample_index"])))
         case "stop" | "finish":
             now.end, now.reason = event["event"], str(event.get("reason", ""))
     now.last = at
@@ -144,6 +144,14 @@ def _seconds(value: Any) -> float:
     if not 0 <= seconds < float("inf"):
         raise ValueError(value)
     return seconds
+
+
+def _count(value: Any) -> int:
+    """Raises ValueError for what nobody has counted."""
+    count = int(value)
+    if not 0 <= count < 1 << 53:
+        raise ValueError(value)
+    return count
 
 
 def _moment(event: Mapping[str, Any]) -> datetime:

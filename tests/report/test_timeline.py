@@ -79,6 +79,8 @@ ODD: list[dict[str, Any]] = [
     {"event": "start", "at": "2026-01-01T00:00:00"},
     event(1, "commit"),
     commit(0, 1) | {"samples": "many"},
+    commit(0, 1) | {"output_tokens": 10**400},
+    commit(0, 1) | {"seconds": 10**400},
     commit(0, 1) | {"slowest": [[1, 2]]},
     commit(0, 1) | {"slowest": [["a", 0, float("nan"), 3]]},
     commit(0, 1) | {"seconds": None},
