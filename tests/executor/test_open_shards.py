@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -53,13 +54,14 @@ def test_a_probe_keeps_its_shard_open() -> None:
     for key, index in (("b", 1), ("a", 0), ("b", 0), ("a", 1)):
         held.answer(answer(key, index))
     assert list(held.take_complete()) == []
-    assert list(held.probes.due()) == [request("b", 1), request("a", 0), request("b", 0)]
+    due = [replace(request(key, index), fresh=True) for key, index in (("b", 1), ("a", 0), ("b", 0))]
+    assert list(held.probes.due()) == due
     with pytest.raises(BatchgenError, match="3 completions never came, among them row 'b' sample 1, row 'a' sample 0"):
         held.check_answered()
     for key, index in (("a", 0), ("b", 0), ("b", 1)):
         held.answer(answer(key, index))
     assert list(held.take_complete()) == []
-    assert list(held.probes.rest()) == [request("a", 1)]
+    assert list(held.probes.rest()) == [replace(request("a", 1), fresh=True)]
     held.answer(answer("a", 1))
     [complete] = held.take_complete()
     assert (complete.probes, len(rows)) == (4, 4)
