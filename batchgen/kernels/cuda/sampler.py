@@ -18,6 +18,7 @@ _CHUNK = 4096  # kChunk of rows.cuh
 _SURVEY = 2 * 64 + 2 + 4096  # kWords of step.cuh
 _NEAR, _NEAR_RAW, _PROCESSED = 1, 2, 4  # flags of step.cuh
 _LISTS = ("bias", "output", "seen", "banned")
+_STAGED = 65_536  # bytes that the driver itself copies aside, so that the call need not wait for the device
 # Params of rows.cuh. A list is the word at which it lies in the upload, and how many entries it has.
 _PARAMS = np.dtype(
     [(name, DTYPES[name]) for name in ("seed", "position", "top_p", "temperature", "min_p", "top_k")]
@@ -85,7 +86,7 @@ def upload(rows: SampleRows, V: int, device: torch.device) -> DeviceRows:
     host = torch.from_numpy(np.concatenate([params.view(np.int32), *words]).view(np.uint8))
     is_drawn = rows.temperature > 0
     return DeviceRows(
-        packed=host.pin_memory().to(device, non_blocking=True),
+        packed=(host.pin_memory() if host.numel() > _STAGED else host).to(device, non_blocking=True),
         size=R,
         has_edits=has_edits,
         has_filters=bool((is_drawn & ((rows.top_k > 0) | (rows.top_p < 1))).any()),
