@@ -39,8 +39,13 @@ def differences(a: Any, b: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for name in sorted(a.keys() | b.keys()):
             yield from differences(a.get(name), b.get(name), f"{key}.{name}".lstrip("."))
-    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+    elif _sections(a) and _sections(b) and len(a) == len(b):
         for index, (left, right) in enumerate(zip(a, b, strict=True)):
             yield from differences(left, right, f"{key}[{index}]")
     elif a != b or type(a) is not type(b):
         yield key, a, b
+
+
+def _sections(value: Any) -> bool:
+    """A list of objects, such as inputs; any other list is one value."""
+    return isinstance(value, list) and all(isinstance(element, Mapping) for element in value)

@@ -70,7 +70,8 @@ def lead(diff: Diff) -> str:
         return f"Both runs have the same root: all {counted(diff.rows, 'row')} are those of {other}."
     odd = sum(category.rows for category in diff.categories if category.kind != "identical")
     if not odd:
-        return f"All {counted(diff.rows, 'row')} are those of {other}, bit for bit."
+        order = ", in another order" if diff.a.finished and diff.b.finished else ""
+        return f"All {counted(diff.rows, 'row')} are those of {other}, bit for bit{order}."
     return f"{number(odd)} of {counted(diff.rows, 'row')} differ from {other}. Rows are paired by key and sample."
 
 

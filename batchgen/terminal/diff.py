@@ -59,10 +59,16 @@ def print_diff(diff: Diff) -> None:
         OUT.print(example(row))
     OUT.print()
     if diff.identical:
-        OUT.print(plain(f"identical: {count(diff.rows, 'row')}, every hash holds"), soft_wrap=True)
+        OUT.print(plain(f"identical: {count(diff.rows, 'row')}, every hash holds{order(diff)}"), soft_wrap=True)
     else:
         odd = sum(category.rows for category in diff.categories if category.kind != "identical")
         OUT.print(Text.assemble(("different", "bold red"), f": {number(odd)} of {count(diff.rows, 'row')}"))
+
+
+def order(diff: Diff) -> str:
+    """Why the roots of two runs may differ whose rows do not."""
+    other = diff.a.finished and diff.b.finished and diff.a.root != diff.b.root
+    return "; they stand in another order, so the roots differ" if other else ""
 
 
 def side(run: Side) -> str:

@@ -15,6 +15,7 @@ from batchgen.io.events import read_events
 from batchgen.io.hashing import leaves
 from batchgen.io.manifest import manifest_schema, part_name
 from batchgen.io.schema import rows_schema
+from batchgen.verify.sorting import KINDS, SCHEMA
 
 DOC = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
 
@@ -74,3 +75,9 @@ def test_a_manifest_can_be_checked_by_hand(tmp_path: Path) -> None:
         return hashlib.sha256(b"\1" + root(part[:k]) + root(part[k:])).digest()
 
     assert manifest["root"] == root(nodes).hex()
+
+
+def test_the_columns_and_kinds_of_a_diff() -> None:
+    assert table_keys("What diff writes") == {"column", *SCHEMA.names}
+    section = DOC.split("## What diff writes")[1].split("\n## ")[0]
+    assert all(f"`{kind}`" in section for kind in KINDS if kind != "identical")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
@@ -50,6 +51,17 @@ def test_identical(folder: Path) -> None:
     result = batchgen("diff", folder / "a", folder / "same")
     assert result.exit_code == 0
     assert lines(result)[-1] == "identical by their roots, 80 rows; `batchgen verify` checks the files"
+
+
+def test_the_same_rows_in_another_order(folder: Path, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in", rows=40, bad=[5])
+    table = pq.read_table(source / "in.parquet")
+    pq.write_table(table.take(pa.array(range(39, -1, -1))), source / "in.parquet")
+    run(make_job(source, sampling={"logprobs": 0, "max_tokens": 20}), tmp_path / "turned")
+    result = batchgen("diff", folder / "a", tmp_path / "turned")
+    assert result.exit_code == 0
+    last = "identical: 80 rows, every hash holds; they stand in another order, so the roots differ"
+    assert lines(result)[-1] == last
 
 
 def test_unexplained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
