@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from chaos import child
 
-PATIENCE = 120  # seconds until a child counts as hanging
+PATIENCE = 240  # seconds until a child counts as hanging; threads beyond a busy machine's cores crawl
 
 
 class Server:
