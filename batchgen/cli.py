@@ -4,8 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
-from fractions import Fraction
+from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from batchgen.io.first_rows import first_rows
 from batchgen.io.hashing import parse_root
 from batchgen.io.manifest import Manifest, manifest_schema, read_manifest
 from batchgen.io.schema import rows_schema
+from batchgen.options import ANOTHER, AS_JSON, DEFAULTS, JOB, JOB_DIR, NATURAL, PATH, RUN, count, of, share
 from batchgen.progress import display
 from batchgen.spec import JobSpec, job_schema, load_spec
 from batchgen.terminal.as_json import json_text
@@ -29,46 +29,6 @@ from batchgen.verify.choice import all_rows, drawn_rows, named_rows, parse_size
 from batchgen.verify.integrity import verify_run
 
 SCHEMAS = {"job": job_schema, "rows": rows_schema, "manifest": manifest_schema}
-
-PATH, NATURAL = click.Path(path_type=Path), click.IntRange(min=0)
-JOB = click.argument("job", type=PATH)
-RUN = click.argument("run", type=PATH)
-JOB_DIR = click.option("--job-dir", type=PATH, metavar="DIR", help="Where paths of the job begin, if moved.")
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; all else goes to stderr.")
-ANOTHER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
-DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
-
-
-def count(option: str, *, help: str) -> Callable[[Any], Any]:
-    """An option of RunConfig that is a number from 1 up."""
-    default = DEFAULTS[option.removeprefix("--").replace("-", "_")]
-    return click.option(
-        option, type=click.IntRange(min=1), metavar="N", default=default, show_default=default is not None, help=help
-    )
-
-
-def share(text: str | float) -> float:
-    """A part of a whole, as an option: 0.005 or 0.5%."""
-    digits = str(text)
-    try:
-        part = Fraction(digits.removesuffix("%")) / (100 if digits.endswith("%") else 1)
-    except (ValueError, ZeroDivisionError):
-        raise click.BadParameter(f"{digits!r} is not a share, such as 0.005 or 0.5%") from None
-    if not 0 <= part <= 1:
-        raise click.BadParameter(f"{digits} is not from 0 to 1")
-    return float(part)
-
-
-def of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The type of an option that `parse` reads: what its ValueError says, the user is told."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return convert
 
 
 class Command(click.Command):

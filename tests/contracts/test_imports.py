@@ -48,9 +48,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress": DATA | {"executor"},
     "terminal": DATA
     | {"executor", "preflight", "progress", "verify.integrity", "verify.diff", "verify.replay", "verify.explain"},
+    "options": {"executor"},
     "cli": DATA
     | JOINED
-    | {"job", "preflight", "progress", "report", "terminal"}
+    | {"job", "options", "preflight", "progress", "report", "terminal"}
     | {"verify.integrity", "verify.diff", "verify.ledger", "verify.replay", "verify.explain"},
     "__main__": {"cli"},
 }
@@ -63,7 +64,7 @@ UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", 
 UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", "stored_row")}
 
 HOME: dict[str, set[str]] = {
-    "click": {"cli"},
+    "click": {"cli", "options"},
     "cuda": {"kernels.cuda"},
     "duckdb": {"io", "verify.diff"},
     "gguf": {"models", "text"},

@@ -1,0 +1,50 @@
+"""What the commands take: arguments and options that several of them share, and the types of options."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from fractions import Fraction
+from typing import Any
+
+import click
+
+from batchgen.executor.run_config import RunConfig
+
+PATH, NATURAL = click.Path(path_type=Path), click.IntRange(min=0)
+JOB = click.argument("job", type=PATH)
+RUN = click.argument("run", type=PATH)
+JOB_DIR = click.option("--job-dir", type=PATH, metavar="DIR", help="Where paths of the job begin, if moved.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; all else goes to stderr.")
+ANOTHER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
+DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
+
+
+def count(option: str, *, help: str) -> Callable[[Any], Any]:
+    """An option of RunConfig that is a number from 1 up."""
+    default = DEFAULTS[option.removeprefix("--").replace("-", "_")]
+    return click.option(
+        option, type=click.IntRange(min=1), metavar="N", default=default, show_default=default is not None, help=help
+    )
+
+
+def share(text: str | float) -> float:
+    """A part of a whole, as an option: 0.005 or 0.5%."""
+    digits = str(text)
+    try:
+        part = Fraction(digits.removesuffix("%")) / (100 if digits.endswith("%") else 1)
+    except (ValueError, ZeroDivisionError):
+        raise click.BadParameter(f"{digits!r} is not a share, such as 0.005 or 0.5%") from None
+    if not 0 <= part <= 1:
+        raise click.BadParameter(f"{digits} is not from 0 to 1")
+    return float(part)
+
+
+def of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of an option that `parse` reads: what its ValueError says, the user is told."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return convert
