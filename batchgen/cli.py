@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any

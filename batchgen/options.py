@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import fields
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import click
