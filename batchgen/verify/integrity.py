@@ -57,7 +57,7 @@ def verify_run(
         rules = RowRules.of(manifest)
     except RunError as error:
         return Verdict(0, None, (Finding("manifest", FILE_NAME, error.message),), {"manifest": 1})
-    faults = (*manifest.contradictions(), *_off_plan(manifest, rules))
+    faults = (*manifest.contradictions(), *off_plan(manifest, rules))
     found.add(Finding("manifest", FILE_NAME, fault) for fault in faults)
     found.add(_check_state(run, manifest))
     tree, rows = MerkleTree(), 0
@@ -126,7 +126,7 @@ def _id(finding: Finding) -> tuple[str | None, int | None]:
     return finding.row_key, finding.sample_index
 
 
-def _off_plan(manifest: Manifest, rules: RowRules) -> Iterator[str]:
+def off_plan(manifest: Manifest, rules: RowRules) -> Iterator[str]:
     """Where fingerprint and plan are not those of the spec and the inputs beside them."""
     plan, fingerprint = manifest.plan, manifest.fingerprint
     job, inputs = (fingerprint.get(part, "") for part in ("job_fingerprint", "inputs_digest"))

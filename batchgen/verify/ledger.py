@@ -14,10 +14,8 @@ from batchgen.engine.engine import Engine
 from batchgen.errors import EngineError, ModelError, RunError, SpecError, VerifyError
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import open_weights, start_engine
-from batchgen.io.canonical import columns_json
-from batchgen.io.hashing import params_hash
 from batchgen.io.manifest import FILE_NAME, Manifest, ShardRecord, part_name, read_manifest
-from batchgen.io.schema import output_schema
+from batchgen.io.row_rules import RowRules
 from batchgen.io.shard_check import check_shard
 from batchgen.io.shard_faults import expected_ids
 from batchgen.loader import LoadedModel, Progress, bad_words_token_ids, limits_json, load_model
@@ -25,6 +23,7 @@ from batchgen.models.packed import PackedWeights
 from batchgen.records import Request, SamplingParams
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
+from batchgen.verify.integrity import off_plan
 
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "prefix_cache", "threads")  # of a RunConfig
 
@@ -50,7 +49,7 @@ class Ledger:
         manifest = read_manifest(run)
         _check_job(run, manifest)
         spec = _read_spec(run, manifest)
-        _check_manifest(run, manifest, spec)
+        _check_manifest(run, manifest)
         job_dir = job_dir or run / str(manifest.run_config.get("job_dir") or ".")
         model = _load_model(spec, job_dir, on_fetch)
         then = manifest.fingerprint
@@ -162,16 +161,12 @@ def _read_spec(run: Path, manifest: Manifest) -> JobSpec:
         raise RunError(error.message, where=f"{path}: spec.{error.where}", hint=made_by) from None
 
 
-def _check_manifest(run: Path, manifest: Manifest, spec: JobSpec) -> None:
+def _check_manifest(run: Path, manifest: Manifest) -> None:
     """Raise VerifyError unless the manifest agrees with its spec."""
-    core = columns_json(output_schema(pa.schema([]), logprobs=spec.sampling.logprobs, metadata={}))
-    faults = []
-    if params_hash(spec.sampling) != manifest.fingerprint.get("params_hash"):
-        faults.append("params_hash is not that of its spec")
-    if manifest.plan.n != spec.sampling.n:
-        faults.append(f"n is {manifest.plan.n} in its plan and {spec.sampling.n} in its spec")
-    if [list(column) for column in manifest.columns[: len(core)]] != core:
-        faults.append("columns are not those of its spec")
+    try:
+        faults = list(off_plan(manifest, RowRules.of(manifest)))
+    except RunError as error:
+        faults = [error.message]
     if faults:
         raise edited(run, f"{FILE_NAME}: {faults[0]}")
 

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+from support.batch_dependent import batch_dependent
 from support.model_cases import assert_same, generate, load_tiny, make_engine, requests, with_limits
 from support.tiny_models import FAMILIES
 
 from batchgen import kernels
 from batchgen.engine.engine import Engine
-from batchgen.kernels.packing import PackedWeight, unpack
 
 
 @pytest.mark.parametrize("size", range(1, 65))
@@ -36,19 +35,6 @@ def test_every_family(tmp_path: Path, family: str) -> None:
     for width in (2, 7, 32):
         batch = with_limits(engine, max_num_seqs=width, max_num_batched_tokens=11 * width)
         assert_same(generate(batch, requests(32)), single, f"{family}, width {width}")
-
-
-def batch_dependent(
-    x: torch.Tensor, weight: PackedWeight, bias: object = None, residual: object = None, out: object = None
-) -> torch.Tensor:
-    """A linear whose order of summation follows the number of rows, as a split-K chosen by the batch would."""
-    w = unpack(weight).float()
-    splits = 1 + len(x) % 3
-    y = sum(a @ b.t() for a, b in zip(x.float().tensor_split(splits, 1), w.tensor_split(splits, 1), strict=True))
-    for extra in (bias, residual):
-        y = y + extra if isinstance(extra, torch.Tensor) else y
-    assert isinstance(y, torch.Tensor)
-    return y
 
 
 def test_counter_a_batch_dependent_sum_is_caught(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
