@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loader": DATA | {"text", "models", "executor", "generation_config"},
     "executor.start": DATA | COMPUTE | {"text", "loader", "executor"},
     "job": DATA | JOINED | {"models"},
-    "verify.ledger": DATA | JOINED | {"models", "engine"},
+    "verify.ledger": DATA | JOINED | {"models", "engine", "verify.integrity"},
     "verify.replay": DATA | COMPUTE | JOINED | {"verify.ledger", "verify.integrity"},
     "verify.explain": DATA | COMPUTE | JOINED | {"verify.ledger", "verify.replay", "verify.diff"},
     "report": DATA | {"verify.integrity", "verify.diff"},
