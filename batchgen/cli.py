@@ -19,7 +19,7 @@ from batchgen.io.first_rows import first_rows
 from batchgen.io.hashing import parse_root
 from batchgen.io.manifest import Manifest, manifest_schema, read_manifest
 from batchgen.io.schema import rows_schema
-from batchgen.options import ANOTHER, AS_JSON, DEFAULTS, JOB, JOB_DIR, NATURAL, PATH, RUN, count, of, share
+from batchgen.options import ANOTHER, AS_JSON, DEFAULTS, DEVICES, JOB, JOB_DIR, NATURAL, PATH, RUN, count, of, share
 from batchgen.progress import display
 from batchgen.spec import JobSpec, job_schema, load_spec
 from batchgen.terminal.as_json import json_text
@@ -75,7 +75,22 @@ def cli() -> None:
 @click.option("--out", type=PATH, metavar="DIR", help="The run folder.  [default: runs/NAME]")
 @count("--max-num-seqs", help="Samples that are worked on at once.")
 @count("--max-num-batched-tokens", help="Tokens that are computed in one step.")
-@count("--threads", help="Threads that compute; by default one a core.")
+@click.option(
+    "--device",
+    type=DEVICES,
+    default=DEFAULTS["device"],
+    show_default=True,
+    help="auto: an NVIDIA GPU where there is one that the job's numerics run on.",
+)
+@click.option(
+    "--memory-fraction",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    metavar="F",
+    default=DEFAULTS["memory_fraction"],
+    show_default=True,
+    help="Of a GPU's memory that is free beside the weights: what the KV cache may take.",
+)
+@count("--threads", help="Threads that compute on a CPU; by default one a core.")
 @click.option(
     "--probe",
     type=share,
@@ -90,9 +105,9 @@ def run(
     out: Path | None,
     max_num_seqs: int,
     max_num_batched_tokens: int,
-    threads: int | None,
     probe: float,
     as_json: bool,
+    **placed: Any,
 ) -> None:
     """Make every row of JOB that is missing.
 
@@ -106,8 +121,8 @@ def run(
         out=out or Path("runs") / load_spec(job).name,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        threads=threads,
         probe=probe,
+        **placed,
     )
     with display(terminal.ERR) as shown:
         report = run_job(job, config, on_fetch=shown.fetched, on_progress=shown.made)
@@ -197,7 +212,8 @@ def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
 @click.option("--from-input", is_flag=True, help="Build the prompts again too, from the input of the job.")
 @click.option("--max-num-seqs", **ANOTHER, help="Samples that are worked on at once.  [default: not as recorded]")
 @click.option("--max-num-batched-tokens", **ANOTHER, help="Tokens of a step.  [default: not as recorded]")
-@click.option("--threads", **ANOTHER, help="Threads that compute; by default one a core.")
+@click.option("--device", type=DEVICES, help="Where to compute.  [default: auto]")
+@click.option("--threads", **ANOTHER, help="Threads that compute on a CPU; by default one a core.")
 @click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share beginnings.  [default: not as recorded]")
 @JOB_DIR
 @click.option("--limit", type=NATURAL, metavar="N", default=10, show_default=True, help="Bad rows to show.")

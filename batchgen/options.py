@@ -16,6 +16,7 @@ RUN = click.argument("run", type=PATH)
 JOB_DIR = click.option("--job-dir", type=PATH, metavar="DIR", help="Where paths of the job begin, if moved.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; all else goes to stderr.")
 ANOTHER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
+DEVICES = click.Choice(["auto", "cpu", "cuda"])
 DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
 
 

@@ -14,7 +14,8 @@ from batchgen.errors import EngineError
 def as_bits(x: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
     """The elements as unsigned integers of the same size; all NaNs are one, for their bits are of no profile."""
     if isinstance(x, torch.Tensor):
-        x = x.contiguous().view(torch.int16).numpy() if x.dtype == torch.bfloat16 else x.contiguous().numpy()
+        x = x.contiguous().cpu()
+        x = x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
         is_bfloat16 = x.dtype == np.int16
     else:
         is_bfloat16 = False

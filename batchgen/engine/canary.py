@@ -2,7 +2,7 @@
 
 The prompt depends on the size of the vocabulary alone. The SHA-256 over the bits of its logits, and of tokens drawn
 from them, is a function of (weights, profile): two machines on which it is equal compute the model alike. Threads,
-limits, the instruction set and max_model_len cannot be seen in it.
+limits, the device, the instruction set and max_model_len cannot be seen in it.
 """
 
 import hashlib
@@ -127,7 +127,7 @@ def _logits(decoder: Decoder, cache: list[Cache], steps: Steps, recorder: Record
             if span.prompt == 0
         ]
         with recorder.step(rows, drawn=rows) if recorder else nullcontext():
-            logits = decoder.forward(step_of(spans, decoder.config.vocab_size), cache)
+            logits = decoder.forward(step_of(spans, decoder.config.vocab_size).on(decoder.device), cache)
         parts.append(logits[[row for row, _ in rows]])
     return torch.cat(parts)
 

@@ -8,6 +8,7 @@ from batchgen.engine.batch import Chunk, Sampled
 from batchgen.engine.sampling import draw
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.golden import require_rounding
+from batchgen.kernels.memory import room_for
 from batchgen.layers.step import StepTensors
 from batchgen.models.decoder import Cache, Decoder
 
@@ -24,12 +25,13 @@ class ModelRunner:
     def step(self, chunks: collections.abc.Sequence[Chunk]) -> list[Sampled]:
         """Compute every chunk and draw for those with `samples`, in their order.
 
-        Raises EngineError where floats are not rounded to nearest.
+        Raises EngineError where floats are not rounded to nearest, and when a GPU's memory runs out.
         """
         require_rounding()
-        logits = self._model.forward(step_tensors(chunks), self._cache)
         sequences = [chunk.sequence for chunk in chunks if chunk.samples]
-        return draw(logits, sequences, processed=self._processed_logprobs) if sequences else []
+        with room_for(f"a step of {sum(chunk.length for chunk in chunks)} tokens"):
+            logits = self._model.forward(step_tensors(chunks).on(self._model.device), self._cache)
+            return draw(logits, sequences, processed=self._processed_logprobs) if sequences else []
 
 
 def step_tensors(chunks: collections.abc.Sequence[Chunk]) -> StepTensors:

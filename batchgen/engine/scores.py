@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from batchgen.engine.admission import ModelLimits
 from batchgen.engine.batch import Chunk
-from batchgen.engine.kv_cache import allocate
 from batchgen.engine.model_runner import step_tensors
 from batchgen.engine.sampling import sample_rows
 from batchgen.engine.sequence import Sequence
@@ -51,12 +50,12 @@ def scores_after(decoder: Decoder, limits: ModelLimits, request: Request, output
         sequence.append(token_id, 0.0, (), ())
     num_blocks = -(-sequence.num_tokens // BLOCK_SIZE)
     sequence.block_table = list(range(num_blocks))
-    cache = allocate(decoder.config, num_blocks)
+    cache = decoder.new_cache(num_blocks)
     for start in range(0, sequence.num_tokens, _CHUNK):
         stop = min(start + _CHUNK, sequence.num_tokens)
         chunk = Chunk(sequence, start, stop - start, samples=stop == sequence.num_tokens)
-        logits = decoder.forward(step_tensors([chunk]), cache)
-    return score(logits[0].numpy().copy(), sample_rows([sequence]))
+        logits = decoder.forward(step_tensors([chunk]).on(decoder.device), cache)
+    return score(logits[0].cpu().numpy().copy(), sample_rows([sequence]))
 
 
 def score(logits: Array, rows: SampleRows) -> Scores:

@@ -16,7 +16,6 @@ import torch
 from batchgen import kernels
 from batchgen.engine.bits import Checks, as_bits
 from batchgen.engine.canary import CUTS, NUM_BLOCKS, POSITIONS, Span, prove_canary, step_of
-from batchgen.engine.kv_cache import allocate
 from batchgen.kernels import PackedWeight
 from batchgen.kernels.cache_rows import cache_rows
 from batchgen.models.decoder import Cache, Decoder
@@ -49,7 +48,7 @@ def self_test(decoder: Decoder, max_num_batched_tokens: int) -> SelfTest:
     Raises EngineError that names the op, its shape and the rows where two outputs differ.
     """
     started = perf_counter()
-    cache = allocate(decoder.config, NUM_BLOCKS)
+    cache = decoder.new_cache(NUM_BLOCKS)
     ops = _Ops(max_num_batched_tokens)
     _walk(decoder, cache[0], ops)
     canary = prove_canary(decoder, cache, ops.checks)
@@ -60,7 +59,7 @@ def _walk(decoder: Decoder, cache: Cache, ops: "_Ops") -> None:
     """The first layer, as layers/ and the decoder run it, op by op."""
     layer, eps = decoder.layers[0], decoder.config.rms_norm_eps
     attention, mlp = layer.attention, layer.mlp
-    step = step_of([Span(0, 0, POSITIONS)], decoder.config.vocab_size)
+    step = step_of([Span(0, 0, POSITIONS)], decoder.config.vocab_size).on(decoder.device)
 
     def norm(name: str, x: Tensor, weight: Tensor) -> Tensor:
         return ops.prove(f"rms_norm ({name})", lambda r: (kernels.rms_norm(x[r], weight, eps),))
@@ -73,7 +72,7 @@ def _walk(decoder: Decoder, cache: Cache, ops: "_Ops") -> None:
         return q, *cache_rows(cache, slots)
 
     def attend(r: slice) -> tuple[Tensor, ...]:
-        start = torch.tensor([0, r.stop - (r.start or 0)], dtype=torch.int32)
+        start = torch.tensor([0, r.stop - (r.start or 0)], dtype=torch.int32, device=decoder.device)
         return (kernels.attention(q[r], cache, step.block_tables, start, step.positions[r]),)
 
     residual = ops.prove("embedding", lambda r: (kernels.embedding(step.token_ids[r], decoder.embed),))
@@ -133,6 +132,6 @@ class _Ops:
         self.max_rows = max(self.max_rows, rows)
 
         def tiled(x: Tensor) -> Tensor:
-            return torch.from_numpy(as_bits(x)[np.arange(rows) % len(x)]).view(x.dtype)
+            return torch.from_numpy(as_bits(x)[np.arange(rows) % len(x)]).view(x.dtype).to(x.device)
 
         self.checks.same([op(tiled)], [tiled(out)], f"{what}: a launch of {rows} rows", f"one of {POSITIONS}")

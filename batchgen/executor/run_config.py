@@ -12,9 +12,11 @@ class RunConfig:
 
     out: Path  # the run folder
     executor: Literal["local"] = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: an NVIDIA GPU where there is one
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 256  # tokens of one engine step; more leave the cache of a CPU
     kv_cache_bytes: int | None = None  # None: as the engine sees fit
+    memory_fraction: float = 0.9  # of a GPU's memory that is free after the weights, for the KV cache
     prefix_cache: bool = True  # sequences that begin alike share what is computed of their beginnings
     threads: int | None = None  # None: all cores
     job_dir: Path | None = None  # the folder of the job file, where its relative paths begin
@@ -25,6 +27,8 @@ class RunConfig:
         """Raise ValueError for a share that is none."""
         if not 0 <= self.probe <= 1:
             raise ValueError(f"probe must be a share from 0 to 1, got {self.probe}")
+        if not 0 < self.memory_fraction <= 1:
+            raise ValueError(f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}")
 
     def recorded(self) -> dict[str, Any]:
         """JSON for the manifest. Names no place but `job_dir`, seen from the run folder, for a run may be moved."""

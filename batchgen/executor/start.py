@@ -1,4 +1,4 @@
-"""Start an engine for a job: weights, KV cache, threads, proof."""
+"""Start an engine for a job: device, weights, KV cache, threads, proof."""
 
 import os
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 from batchgen.engine.admission import ModelLimits
 from batchgen.engine.canary import POSITIONS
 from batchgen.engine.engine import Engine
-from batchgen.engine.kv_cache import allocate, block_bytes
+from batchgen.engine.kv_cache import block_bytes
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.scheduler import Limits
 from batchgen.engine.self_test import self_test
-from batchgen.errors import ModelError
+from batchgen.errors import EngineError, ModelError
 from batchgen.executor.run_config import RunConfig
 from batchgen.kernels.constants import BLOCK_SIZE
-from batchgen.kernels.cpu.native import machine, set_threads
+from batchgen.kernels.cpu.native import set_threads
+from batchgen.kernels.device import choose, describe, free_bytes
 from batchgen.kernels.golden import NATIVE, check_profile
 from batchgen.loader import LoadedModel
 from batchgen.models.checkpoint import open_checkpoint
-from batchgen.models.config import ModelConfig
 from batchgen.models.decoder import Decoder
 from batchgen.models.files import source_digest
 from batchgen.models.packed import PackedWeights
@@ -37,24 +37,22 @@ def start_engine(
 ) -> Engine:
     """Prove that this machine computes the job's profile, and start. Without `weights` it opens them itself.
 
-    Raises ModelError for a bad model, EngineError when memory or the proof fails.
+    Raises ModelError for a bad model, EngineError when the device, its memory or the proof fails.
     """
-    set_threads(run_config.threads or _cores())
-    kernel_set = check_profile(spec.numerics)
+    device = choose(run_config.device, spec.numerics)
+    if device.type == "cpu":
+        set_threads(run_config.threads or _cores())
+    kernel_set = check_profile(spec.numerics, device)
     weights = weights or open_weights(model.path)
     if weights.config != model.config:  # the cache is of an older reading of the model's files
         raise ModelError(
             "the packed weights are of another config", where=str(cache_root() / "packed"), hint="delete them"
         )
-    num_blocks = _num_blocks(model.config, model.max_model_len, run_config)
     positions = max(model.max_model_len, POSITIONS)
-    decoder = Decoder(model.config, weights.tensors, positions, native=spec.numerics in NATIVE)
+    decoder = Decoder(model.config, weights.tensors, positions, native=spec.numerics in NATIVE, device=device)
     proof = self_test(decoder, run_config.max_num_batched_tokens)
-    runner = ModelRunner(
-        decoder,
-        allocate(model.config, num_blocks),
-        processed_logprobs=spec.logprobs_mode == "processed",
-    )
+    num_blocks = _num_blocks(decoder, model.max_model_len, run_config)
+    runner = ModelRunner(decoder, decoder.new_cache(num_blocks), processed_logprobs=spec.logprobs_mode == "processed")
     return Engine(
         runner,
         model.tokenizer,
@@ -63,7 +61,7 @@ def start_engine(
             run_config.max_num_seqs,
             run_config.max_num_batched_tokens,
             num_blocks,
-            _prefix_cache_blocks(model.config, num_blocks) if run_config.prefix_cache else 0,
+            _prefix_cache_blocks(decoder, num_blocks) if run_config.prefix_cache else 0,
         ),
         fingerprint={
             "weights_digest": weights.weights_digest,
@@ -72,23 +70,40 @@ def start_engine(
             "kernel_set": kernel_set,
             "canary": proof.canary,
         },
-        about=machine() | {"self_test": proof.to_json()},
+        about=describe(device) | {"self_test": proof.to_json()},
     )
 
 
-def _num_blocks(config: ModelConfig, max_model_len: int, run_config: RunConfig) -> int:
-    """Room for max_num_seqs sequences of full length, within the budget: a quarter of the memory unless it is given.
+def _num_blocks(decoder: Decoder, max_model_len: int, run_config: RunConfig) -> int:
+    """Room for max_num_seqs sequences of full length, within the budget, which is what is given, or else:
 
-    Pages that no sequence touches take no memory.
+    on a CPU a quarter of the memory (pages that no sequence touches take none), on a GPU a fraction of what is free.
+    Raises EngineError when what a GPU has does not hold one sequence.
     """
-    a_sequence = -(-max_model_len // BLOCK_SIZE)
-    budget = run_config.kv_cache_bytes or _physical_memory() // 4
-    return min(run_config.max_num_seqs * a_sequence, budget // block_bytes(config))
+    a_sequence, a_block = -(-max_model_len // BLOCK_SIZE), block_bytes(decoder.config)
+    most = run_config.max_num_seqs * a_sequence
+    if decoder.device.type == "cpu":
+        return min(most, (run_config.kv_cache_bytes or _physical_memory() // 4) // a_block)
+    free = free_bytes(decoder.device)
+    budget = min(run_config.kv_cache_bytes or free, int(free * run_config.memory_fraction))
+    if budget < a_sequence * a_block:
+        raise EngineError(
+            f"one sequence of max_model_len {max_model_len} tokens needs {_gib(a_sequence * a_block)} of KV cache, and "
+            f"has {_gib(budget)}, of {_gib(free)} that the GPU has free beside the weights",
+            hint="lower model.max_model_len in the job, end other programs on the GPU, or raise --memory-fraction",
+        )
+    return min(most, budget // a_block)
 
 
-def _prefix_cache_blocks(config: ModelConfig, num_blocks: int) -> int:
-    """Free blocks that keep their content, and with it the memory of their pages: a quarter of the pool at most."""
-    return max(1, min(_PREFIX_CACHE_BYTES // block_bytes(config), num_blocks // 4))
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _prefix_cache_blocks(decoder: Decoder, num_blocks: int) -> int:
+    """Free blocks that keep their content, and with it, on a CPU, the memory of their pages: a quarter of the pool."""
+    if decoder.device.type != "cpu":
+        return num_blocks
+    return max(1, min(_PREFIX_CACHE_BYTES // block_bytes(decoder.config), num_blocks // 4))
 
 
 def _physical_memory() -> int:

@@ -11,6 +11,7 @@ import torch
 
 from batchgen import kernels
 from batchgen.errors import EngineError
+from batchgen.kernels.device import CPU
 from batchgen.kernels.packing import PackedWeight, pack
 from batchgen.kernels.sample_rows import IdLists, SampleRows
 
@@ -23,10 +24,10 @@ GOLDEN = {
 _ONE, _LITTLE = float("1"), float("1e-20")  # no constants, which the compiler would add up beforehand
 
 
-def check_profile(numerics: str) -> str:
-    """The kernel-set digest of the profile `numerics`. Raises EngineError when this machine's kernels give another."""
+def check_profile(numerics: str, device: torch.device = CPU) -> str:
+    """The kernel-set digest of the profile `numerics`. Raises EngineError when the kernels of `device` give another."""
     require_rounding()
-    found = kernel_set_digest(native=numerics in NATIVE)
+    found = kernel_set_digest(native=numerics in NATIVE, device=str(device))
     if found != GOLDEN[numerics]:
         raise EngineError(
             f"the kernels of this machine do not compute {numerics}: {found[:16]}… is not {GOLDEN[numerics][:16]}…",

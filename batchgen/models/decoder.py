@@ -8,8 +8,9 @@ import torch
 from batchgen import kernels
 from batchgen.errors import ModelError
 from batchgen.kernels import PackedWeight
-from batchgen.kernels.constants import LANES, MAX_HEAD_DIM, PANEL, TILE_K
-from batchgen.kernels.cpu.memory import zeros
+from batchgen.kernels.constants import BLOCK_SIZE, LANES, MAX_HEAD_DIM, PANEL, TILE_K
+from batchgen.kernels.device import CPU
+from batchgen.kernels.memory import room_for, zeros
 from batchgen.layers.attention import Attention
 from batchgen.layers.mlp import GatedMlp
 from batchgen.layers.rotary import rotary_table
@@ -32,20 +33,30 @@ class Decoder:
     """Token ids in, logits out. The residual stream is float32; what enters a matrix product is bfloat16."""
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, torch.Tensor], max_model_len: int, *, native: bool = False
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, torch.Tensor],
+        max_model_len: int,
+        *,
+        native: bool = False,
+        device: torch.device = CPU,
     ) -> None:
         """`weights`: names and layouts of models/packed.py; `native`: linears on the matrix unit (native-amx/1).
 
-        Raises ModelError for sizes the kernels do not take.
+        Raises ModelError for sizes the kernels do not take, EngineError when the weights do not fit on `device`.
         """
         _check_sizes(config, TILE_K if native else LANES)
         self.config = config
-        self.rotary = rotary_table(config.inverse_frequencies(), max_model_len)
+        self.device = device
+        cos, sin = rotary_table(config.inverse_frequencies(), max_model_len)
+        self.rotary = cos.to(device), sin.to(device)
+        with room_for("the weights"):
+            weights = {name: tensor.to(device) for name, tensor in weights.items()}
         head = "embed" if config.tie_word_embeddings else "lm_head"
         self.embed = PackedWeight(weights["embed"], config.vocab_size)
         self.lm_head = PackedWeight(weights[head], config.vocab_size, native)
         self.final_norm = weights["final_norm"]
-        self._logits = torch.empty(0, config.vocab_size)
+        self._logits = torch.empty(0, config.vocab_size, device=device)
         self.layers = [_layer(config, weights, f"layers.{i}.", native) for i in range(config.num_layers)]
 
     def forward(self, step: StepTensors, cache: list[Cache]) -> torch.Tensor:
@@ -60,9 +71,24 @@ class Decoder:
             h = layer.mlp(kernels.rms_norm(h, layer.post_norm, eps), h)
         rows = len(step.sample_rows)
         if rows > len(self._logits):
-            self._logits = zeros(rows, self.config.vocab_size, dtype=torch.float32)
+            self._logits = zeros(rows, self.config.vocab_size, dtype=torch.float32, device=self.device)
         normed = kernels.rms_norm(h[step.sample_rows], self.final_norm, eps)
         return kernels.linear(normed, self.lm_head, out=self._logits[:rows])
+
+    def new_cache(self, num_blocks: int) -> list[Cache]:
+        """Keys bf16 [blocks, Hk, D/2, 32, 2] and values bf16 [blocks, Hk, 16, D, 2] of each layer.
+
+        Keys are laid out as a packed linear weight whose outputs are positions, values as one whose inputs are
+        positions, so that attention runs on the linear's inner loop. Raises EngineError when there is no memory.
+        """
+        Hk, D, bf16 = self.config.num_kv_heads, self.config.head_dim, torch.bfloat16
+        return [
+            (
+                zeros(num_blocks, Hk, D // 2, BLOCK_SIZE, 2, dtype=bf16, device=self.device),
+                zeros(num_blocks, Hk, BLOCK_SIZE // 2, D, 2, dtype=bf16, device=self.device),
+            )
+            for _ in range(self.config.num_layers)
+        ]
 
 
 def _layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], at: str, native: bool) -> Layer:

@@ -35,7 +35,7 @@ def print_configs(manifest: Manifest, config: RunConfig, about: Mapping[str, Any
     for field, name in _OPTIONS.items():
         table.add_row(name, setting(then.get(field)), setting(now[field]))
     table.add_row("order", plain("of the input"), plain("shuffled"))
-    for field, name in (("threads", "threads"), ("instruction_set", "instructions")):
+    for field, name in (("device", "device"), ("threads", "threads"), ("instruction_set", "instructions")):
         table.add_row(name, setting(manifest.engine.get(field)), setting(about.get(field)))
     OUT.print(table)
 

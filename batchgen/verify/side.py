@@ -48,14 +48,15 @@ class Side:
     def how(self) -> dict[str, Any]:
         """JSON: the limits, and what the engine runs on."""
         limits = {name: getattr(self.config, name) for name in LIMITS}
-        return limits | {name: self.engine.about.get(name) for name in ("threads", "instruction_set")}
+        return limits | {name: self.engine.about.get(name) for name in ("device", "threads", "instruction_set")}
 
     def make(self, keep: Place | None = None) -> Made:
         """The row, made by an engine that remembers nothing. `keep`: a place whose outputs the trace is to hold."""
         recorder = Recorder(op_names(self.row.ledger.model.config), keep)
         self.engine.runner = TracingRunner(self._runner, recorder, self.request)
         self.engine.blocks.forget()
-        set_threads(int(self.how["threads"]))
+        if threads := self.how["threads"]:  # none on a GPU
+            set_threads(int(threads))
         name = (self.request.row_key, self.request.sample_index)
         with closing(self.engine.generate(self.requests)) as completions:
             for completion in completions:

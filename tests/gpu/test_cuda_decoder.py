@@ -80,18 +80,11 @@ class Generator:
     """Some sequences on one device: a prefill of all, then a token a step for each."""
 
     def __init__(self, config: ModelConfig, weights: Weights, device: str, lengths: list[int]) -> None:
-        self.decoder = Decoder(config, {name: tensor.to(device) for name, tensor in weights.items()}, 512)
-        self.decoder.rotary = tuple(table.to(device) for table in self.decoder.rotary)  # type: ignore[assignment]
-        self.decoder._logits = torch.empty(len(lengths), config.vocab_size, device=device)
+        self.decoder = Decoder(config, weights, 512, device=torch.device(device))
         self.device, self.lengths, self.per_sequence = device, list(lengths), 8
-        blocks, Hk, D = len(lengths) * self.per_sequence, config.num_kv_heads, config.head_dim
+        blocks = len(lengths) * self.per_sequence
         self.tables = torch.randperm(blocks, generator=torch.Generator().manual_seed(2)).view(len(lengths), -1)
-        shapes = (blocks, Hk, D // 2, 32, 2), (blocks, Hk, 16, D, 2)
-        bf16 = torch.bfloat16
-        self.cache = [
-            (torch.zeros(shapes[0], dtype=bf16, device=device), torch.zeros(shapes[1], dtype=bf16, device=device))
-            for _ in range(config.num_layers)
-        ]
+        self.cache = self.decoder.new_cache(blocks)
 
     def logits(self, tokens: list[list[int]]) -> torch.Tensor:
         """Of the last token of each sequence, after these further tokens of it."""

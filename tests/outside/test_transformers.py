@@ -15,7 +15,6 @@ import torch
 from support.tiny_models import write_tiny
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from batchgen.engine.kv_cache import allocate
 from batchgen.layers.step import StepTensors
 from batchgen.models.checkpoint import open_checkpoint
 from batchgen.models.decoder import Decoder
@@ -55,7 +54,7 @@ def our_logits(path: Path, cache_dir: Path, ids: list[int]) -> torch.Tensor:
         block_tables=torch.arange(blocks, dtype=torch.int32)[None],
         sample_rows=positions.long(),
     )
-    return decoder.forward(step, allocate(weights.config, blocks))
+    return decoder.forward(step, decoder.new_cache(blocks))
 
 
 def their_logits(path: Path, ids: list[int]) -> torch.Tensor:

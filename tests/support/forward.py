@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from batchgen.engine.kv_cache import allocate
 from batchgen.layers.step import StepTensors
 from batchgen.loader import LoadedModel
 from batchgen.models.checkpoint import open_checkpoint
@@ -21,7 +20,7 @@ def open_decoder(model: LoadedModel, cache: Path) -> Decoder:
 
 def position_logits(decoder: Decoder, ids: Sequence[int], cuts: Sequence[int]) -> torch.Tensor:
     """Float32 [len(ids), V], computed in chunks that end at `cuts`. Cuts at every position are decoding."""
-    cache = allocate(decoder.config, 6)
+    cache = decoder.new_cache(6)
     table = [4, 0, 3, 1, 5][: -(-len(ids) // 32)]
     parts = []
     for start, stop in zip([0, *cuts], [*cuts, len(ids)], strict=True):
