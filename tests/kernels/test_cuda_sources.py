@@ -13,6 +13,7 @@ from batchgen.kernels.cuda.compiled import cache_folder, source
 from batchgen.kernels.cuda.sampler import _PARAMS
 from batchgen.models.source import cache_root
 
+ROOT = Path(__file__).parents[2]
 FILES = sorted(path.name for path in Path(compiled.__file__).parent.glob("*.cu"))
 
 
@@ -27,7 +28,7 @@ def test_each_file_stands_alone() -> None:
 
 def test_the_arithmetic_is_the_cpus_own_text() -> None:
     for name in ("elementary.h", "noise.h"):
-        shared = (Path(compiled.__file__).parents[3] / "csrc" / name).read_text(encoding="utf-8")
+        shared = (ROOT / "csrc" / name).read_text(encoding="utf-8")
         assert shared[shared.index("namespace batchgen::ISA {") :].strip() in source("sampler.cu")
 
 

@@ -1,18 +1,13 @@
 import multiprocessing
-from multiprocessing.connection import Connection
+import multiprocessing.connection
 from pathlib import Path
 
 import pytest
+from support.stay_inside import stay_inside
 
 from batchgen.models.locking import exclusive
 
 SPAWN = multiprocessing.get_context("spawn")
-
-
-def stay_inside(folder: Path, pipe: Connection) -> None:
-    with exclusive(folder):
-        pipe.send("inside")
-        pipe.recv()
 
 
 def test_one_at_a_time_and_a_killed_process_leaves(tmp_path: Path) -> None:

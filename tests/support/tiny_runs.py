@@ -20,6 +20,7 @@ from batchgen.io.manifest import Tally, part_name, read_manifest, write_manifest
 from batchgen.io.writer import ROW_KEYS, row_keys_json
 from batchgen.job import run_job
 from batchgen.models.weights import EMBEDDING
+from batchgen.plan import Plan
 from batchgen.verify.choice import Rows, all_rows
 from batchgen.verify.ledger import Ledger
 from batchgen.verify.prompts import InputPrompts, StoredPrompts
@@ -156,6 +157,21 @@ def edit_manifest(out: Path, **changes: Any) -> None:
     for name, value in changes.items():
         document[name] = document[name] | value if isinstance(value, dict) else value
     path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def edit_fingerprint(out: Path, **parts: str) -> None:
+    """Make the run one of another machine or input, as its own process would have written it: in every file."""
+    edit_manifest(out, fingerprint=parts)
+    manifest = read_manifest(out)
+    plan, fingerprint = manifest.plan, manifest.fingerprint
+    digest = Plan(fingerprint["job_fingerprint"], fingerprint["inputs_digest"], plan.rows, plan.n, plan.rows_per_shard)
+    edit_manifest(out, plan={"digest": digest.digest})
+    for shard in manifest.shards:
+        table = pq.read_table(out / part_name(shard.index))
+        metadata = table.schema.metadata | {
+            f"batchgen.{part}".encode(): value.encode() for part, value in parts.items()
+        }
+        pq.write_table(table.replace_schema_metadata(metadata), out / part_name(shard.index))
 
 
 def sha256(path: Path) -> str:

@@ -12,7 +12,7 @@ from support.deep_jobs import JOB, LAYER, LAYERS, PROMPT, ROWS, TARGET, make, wr
 from support.jobs import write_parquet
 from support.kernel_faults import EIGHT, OPS, plant
 from support.tiny_models import tiny_config, tiny_weights, write_tiny, write_weights
-from support.tiny_runs import edit_manifest, forge
+from support.tiny_runs import edit_fingerprint, forge
 
 from batchgen.errors import InputError, VerifyError
 from batchgen.executor.start import open_weights
@@ -40,7 +40,9 @@ def explain(a: Path, b: Path | None = None, row_key: str = TARGET) -> Explanatio
 
 @pytest.fixture(scope="module")
 def weights(folder: Path) -> PackedWeights:
-    return open_weights(folder / "model")
+    found = open_weights(folder / "model")
+    assert isinstance(found, PackedWeights)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +243,7 @@ def test_a_machine_with_another_canary_does_not_blame_the_run(folder: Path, tmp_
     run = copy / "runs/healthy"
     forge(run, "k4", lambda row: {"text": "another"})
     assert explain(run).conclusion.endswith("the run was made by another build or a faulty machine")
-    edit_manifest(run, fingerprint={"canary": "0" * 64})
+    edit_fingerprint(run, canary="0" * 64)
     found = explain(run)
     assert found.conclusion.endswith("the canary of this machine is not that of the run, so one of the two is at fault")
 

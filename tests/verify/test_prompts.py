@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_runs import FAILING, NOT_FINITE, edit_manifest, make_run, sha256, write_input
+from support.tiny_runs import FAILING, NOT_FINITE, edit_fingerprint, edit_manifest, make_run, sha256, write_input
 
 from batchgen.errors import BatchgenError, InputError, RowError
 from batchgen.io.manifest import read_manifest
@@ -106,7 +106,7 @@ def test_a_file_more_or_less(folder: Path) -> None:
 def test_other_rows_of_the_same_files(folder: Path) -> None:
     run = folder / "runs/greedy"
     digest = read_manifest(run).fingerprint["inputs_digest"]
-    edit_manifest(run, fingerprint={"inputs_digest": digest[::-1]})
+    edit_fingerprint(run, inputs_digest=digest[::-1])
     refused(run, "the job now takes other rows of its files")
 
 

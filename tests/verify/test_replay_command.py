@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from support.bent_engine import next_float
-from support.tiny_runs import edit_manifest, forge, write_input
+from support.tiny_runs import edit_fingerprint, edit_manifest, forge, write_input
 
 from batchgen.cli import cli
 from batchgen.io.manifest import part_name, read_manifest
@@ -144,7 +144,7 @@ def test_each_fault_has_its_error(folder: Path, fault: str, exit_code: int, mess
         case "model":
             (folder / "model").rename(folder / "moved")
         case "canary":
-            edit_manifest(run, fingerprint={"canary": "0" * 64})
+            edit_fingerprint(run, canary="0" * 64)
         case "input":
             write_input(folder, k1="Another.")
         case "version":
