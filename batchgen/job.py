@@ -9,10 +9,9 @@ from pathlib import Path
 from batchgen.executor.base import Job, Progress
 from batchgen.executor.local import JobReport, run_local
 from batchgen.executor.run_config import RunConfig
-from batchgen.executor.start import open_weights, start_engine
+from batchgen.executor.start import Weights, open_weights, start_engine
 from batchgen.io.run_folder import RunFolder
 from batchgen.loader import LoadedModel, load_job, naming
-from batchgen.models.packed import PackedWeights
 from batchgen.spec import load_spec
 
 
@@ -29,11 +28,13 @@ def run_job(
     those in all where that is known. Raises BatchgenError; after one, the folder is valid and the same call goes on.
     """
     config = replace(config, job_dir=path.parent)
-    load_spec(path)  # a bad job file leaves no folder behind, and a bad folder is told before a model is fetched
+    numerics = load_spec(
+        path
+    ).numerics  # a bad job file leaves no folder behind, and a bad folder is told before a model is fetched
     is_new = not config.out.exists()
     RunFolder.open(config.out).close()
     try:
-        job, model, weights = _load(path, on_fetch)
+        job, model, weights = _load(path, numerics, on_fetch)
         engine = start_engine(job.spec, model, config, weights.result())
     except BaseException:
         if is_new:
@@ -44,12 +45,14 @@ def run_job(
         return run_local(job, engine, config, on_progress)
 
 
-def _load(path: Path, on_fetch: Callable[[int, int | None], None]) -> tuple[Job, LoadedModel, "Future[PackedWeights]"]:
+def _load(
+    path: Path, numerics: str, on_fetch: Callable[[int, int | None], None]
+) -> tuple[Job, LoadedModel, "Future[Weights]"]:
     """The job and its weights, which are read while the tokenizer is built and the input is scanned."""
-    opened: list[Future[PackedWeights]] = []
+    opened: list[Future[Weights]] = []
     beside = ThreadPoolExecutor(1)
     try:
-        job, model = load_job(path, on_fetch, lambda found: opened.append(beside.submit(open_weights, found)))
+        job, model = load_job(path, on_fetch, lambda found: opened.append(beside.submit(open_weights, found, numerics)))
     finally:
         beside.shutdown(wait=False)  # an error in the job is told at once, not when all weights are read
     return job, model, opened[0]

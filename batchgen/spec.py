@@ -189,8 +189,9 @@ class JobSpec(_Section):
     name: Name
     """Letters, digits and `._ -`, a letter or digit first; runs go to runs/NAME unless told otherwise."""
     model: ModelSpec
-    numerics: Literal["portable/1", "native-amx/1"]
-    """The profile that defines every rounding. portable/1 runs everywhere; native-amx/1 on x86 processors with AMX."""
+    numerics: Literal["portable/1", "native-amx/1", "native-sm90/1"]
+    """The profile that defines every rounding. portable/1 runs everywhere; native-amx/1 on x86 processors with AMX;
+    native-sm90/1 on the tensor cores of NVIDIA GPUs of compute capability 9.0."""
     inputs: Annotated[tuple[InputSpec, ...], Field(min_length=1)]
     row_key: RowKeySpec
     sampling: Annotated[SamplingParams, AfterValidator(_check_sampling)] = SamplingParams()

@@ -23,7 +23,7 @@ from batchgen.engine.trace import Recorder, first_difference
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.sample_rows import Draws, IdLists, SampleRows
 from batchgen.layers.step import StepTensors
-from batchgen.models.decoder import Cache, Decoder
+from batchgen.models.any_decoder import AnyDecoder, Cache
 from batchgen.models.op_names import op_names
 
 POSITIONS = 64  # that a decoder's rotary table must have room for
@@ -70,7 +70,7 @@ def step_of(spans: Sequence[Span], vocab_size: int) -> StepTensors:
     )
 
 
-def prove_canary(decoder: Decoder, cache: list[Cache], checks: Checks) -> str:
+def prove_canary(decoder: AnyDecoder, cache: list[Cache], checks: Checks) -> str:
     """The canary, SHA-256 in hex. Raises EngineError unless all ways to compute it agree.
 
     It runs once through the whole model; the other ways go through the first layers of a large one.
@@ -98,11 +98,9 @@ def prove_canary(decoder: Decoder, cache: list[Cache], checks: Checks) -> str:
     return digest.hexdigest()
 
 
-def _first_layers(decoder: Decoder) -> Decoder:
+def _first_layers(decoder: AnyDecoder) -> AnyDecoder:
     """The model cut off after as many layers as are affordable, and at least one: all have the same shapes."""
-    layer = decoder.layers[0]
-    linears = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
-    most = max(1, AFFORDABLE // sum(weight.rows * weight.columns for weight in linears))
+    most = max(1, AFFORDABLE // decoder.config.layer_weights)
     if most >= len(decoder.layers):
         return decoder
     first = copy(decoder)
@@ -111,7 +109,7 @@ def _first_layers(decoder: Decoder) -> Decoder:
     return first
 
 
-def _logits(decoder: Decoder, cache: list[Cache], steps: Steps, recorder: Recorder | None = None) -> torch.Tensor:
+def _logits(decoder: AnyDecoder, cache: list[Cache], steps: Steps, recorder: Recorder | None = None) -> torch.Tensor:
     """Of all the canary's positions, float32 [LENGTH, V], computed in these steps on a cache of NaNs."""
     parts = []
     cache = cache[: len(decoder.layers)]
@@ -132,7 +130,7 @@ def _logits(decoder: Decoder, cache: list[Cache], steps: Steps, recorder: Record
     return torch.cat(parts)
 
 
-def _culprit(decoder: Decoder, cache: list[Cache], a: Steps, b: Steps) -> str:
+def _culprit(decoder: AnyDecoder, cache: list[Cache], a: Steps, b: Steps) -> str:
     """Computes both once more to name the op."""
     names = op_names(decoder.config)
     sides = Recorder(names), Recorder(names)

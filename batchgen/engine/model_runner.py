@@ -2,6 +2,7 @@
 
 import collections.abc
 
+import numpy as np
 import torch
 
 from batchgen.engine.batch import Chunk, Sampled
@@ -10,13 +11,13 @@ from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.golden import require_rounding
 from batchgen.kernels.memory import room_for
 from batchgen.layers.step import StepTensors
-from batchgen.models.decoder import Cache, Decoder
+from batchgen.models.any_decoder import AnyDecoder, Cache
 
 
 class ModelRunner:
     """Owns the KV cache; reads sequences, changes none."""
 
-    def __init__(self, model: Decoder, cache: list[Cache], *, processed_logprobs: bool) -> None:
+    def __init__(self, model: AnyDecoder, cache: list[Cache], *, processed_logprobs: bool) -> None:
         self._model = model
         self._cache = cache
         self._processed_logprobs = processed_logprobs
@@ -28,36 +29,35 @@ class ModelRunner:
         Raises EngineError where floats are not rounded to nearest, and when a GPU's memory runs out.
         """
         require_rounding()
-        sequences = [chunk.sequence for chunk in chunks if chunk.samples]
         with room_for(f"a step of {sum(chunk.length for chunk in chunks)} tokens"):
-            logits = self._model.forward(step_tensors(chunks).on(self._model.device), self._cache)
-            return draw(logits, sequences, processed=self._processed_logprobs) if sequences else []
+            return self._step(chunks)
+
+    def _step(self, chunks: collections.abc.Sequence[Chunk]) -> list[Sampled]:
+        sequences = [chunk.sequence for chunk in chunks if chunk.samples]
+        logits = self._forward(chunks)
+        return draw(logits, sequences, processed=self._processed_logprobs) if sequences else []
+
+    def _forward(self, chunks: collections.abc.Sequence[Chunk]) -> torch.Tensor:
+        return self._model.forward(step_tensors(chunks).on(self._model.device), self._cache)
 
 
 def step_tensors(chunks: collections.abc.Sequence[Chunk]) -> StepTensors:
     """The chunks side by side. A block table is padded with 0s that nothing reads."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    query_start = [0]
-    sample_rows: list[int] = []
-    for chunk in chunks:
-        table = chunk.sequence.block_table
-        span = range(chunk.start, chunk.stop)
-        token_ids += chunk.sequence.token_ids[chunk.start : chunk.stop]
-        positions += span
-        slots += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in span]
-        query_start.append(len(token_ids))
-        if chunk.samples:
-            sample_rows.append(len(token_ids) - 1)
     width = max(-(-chunk.stop // BLOCK_SIZE) for chunk in chunks)
-    tables = [(chunk.sequence.block_table + [0] * width)[:width] for chunk in chunks]
-    int32 = torch.int32
+    tables = np.zeros((len(chunks), width), np.int32)
+    token_ids = [np.array(chunk.sequence.token_ids[chunk.start : chunk.stop], np.int32) for chunk in chunks]
+    positions = [np.arange(chunk.start, chunk.stop) for chunk in chunks]
+    slots = []
+    for table, chunk, at in zip(tables, chunks, positions, strict=True):
+        blocks = chunk.sequence.block_table[:width]
+        table[: len(blocks)] = blocks
+        slots.append(table[at // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE)
+    ends = np.cumsum([chunk.length for chunk in chunks])
     return StepTensors(
-        token_ids=torch.tensor(token_ids, dtype=int32),
-        positions=torch.tensor(positions, dtype=int32),
-        slots=torch.tensor(slots, dtype=torch.int64),
-        query_start=torch.tensor(query_start, dtype=int32),
-        block_tables=torch.tensor(tables, dtype=int32),
-        sample_rows=torch.tensor(sample_rows, dtype=torch.int64),
+        token_ids=torch.from_numpy(np.concatenate(token_ids)),
+        positions=torch.from_numpy(np.concatenate(positions).astype(np.int32)),
+        slots=torch.from_numpy(np.concatenate(slots)),
+        query_start=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
+        block_tables=torch.from_numpy(tables),
+        sample_rows=torch.from_numpy(ends[[chunk.samples for chunk in chunks]] - 1),
     )

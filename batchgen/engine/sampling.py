@@ -13,7 +13,11 @@ from batchgen.kernels.sample_rows import Draws, IdLists, SampleRows
 
 def draw(logits: torch.Tensor, sequences: collections.abc.Sequence[Sequence], *, processed: bool) -> list[Sampled]:
     """The next token of each sequence.  logits float32 [R, V], raw; `processed` says which logprobs are recorded."""
-    draws = kernels.sample(logits, sample_rows(sequences), processed_logprobs=processed)
+    return sampled(kernels.sample(logits, sample_rows(sequences), processed_logprobs=processed), sequences)
+
+
+def sampled(draws: Draws, sequences: collections.abc.Sequence[Sequence]) -> list[Sampled]:
+    """The sampler's answer, one for each sequence."""
     return [_sampled(draws, row, sequence) for row, sequence in enumerate(sequences)]
 
 

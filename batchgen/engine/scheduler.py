@@ -18,6 +18,7 @@ class Limits:
     max_num_batched_tokens: int  # tokens in one step
     num_blocks: int  # blocks of the KV cache
     prefix_cache_blocks: int  # free blocks that keep their content for sharing; 0: nothing is shared
+    looks_ahead: bool = False  # who draws gets the block of its next token already, if one is free
 
 
 class Scheduler:
@@ -58,6 +59,10 @@ class Scheduler:
             self._blocks.register(sequence.block_table, sequence.token_ids, chunk.start, chunk.stop)
             chunks.append(chunk)
             budget -= length
+        if self._limits.looks_ahead:
+            for chunk in chunks:
+                if chunk.samples:
+                    self._blocks.grow(chunk.sequence.block_table, chunk.stop + 1)
         return chunks
 
     def finish(self, sequence: Sequence) -> None:

@@ -18,7 +18,7 @@ from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.reference.noise import DRAW_LANE, gumbel
 from batchgen.kernels.reference.sampler import adjust, keep, total_order
 from batchgen.kernels.sample_rows import SampleRows
-from batchgen.models.decoder import Decoder
+from batchgen.models.any_decoder import AnyDecoder
 from batchgen.records import Request
 
 _CHUNK = 256  # tokens of a step
@@ -43,7 +43,7 @@ class Scores:
 
 
 @torch.inference_mode()
-def scores_after(decoder: Decoder, limits: ModelLimits, request: Request, output: Ids[int]) -> Scores:
+def scores_after(decoder: AnyDecoder, limits: ModelLimits, request: Request, output: Ids[int]) -> Scores:
     """The scores at the position after the prompt of `request` and the tokens `output`, computed alone."""
     sequence = Sequence(request, 0, StopChecker(request.params, limits.eos_token_ids, _Silent()))
     for token_id in output:

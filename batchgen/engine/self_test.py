@@ -18,7 +18,8 @@ from batchgen.engine.bits import Checks, as_bits
 from batchgen.engine.canary import CUTS, NUM_BLOCKS, POSITIONS, Span, prove_canary, step_of
 from batchgen.kernels import PackedWeight
 from batchgen.kernels.cache_rows import cache_rows
-from batchgen.models.decoder import Cache, Decoder
+from batchgen.models.any_decoder import Cache
+from batchgen.models.decoder import Decoder
 
 Tensor = torch.Tensor
 
@@ -49,13 +50,13 @@ def self_test(decoder: Decoder, max_num_batched_tokens: int) -> SelfTest:
     """
     started = perf_counter()
     cache = decoder.new_cache(NUM_BLOCKS)
-    ops = _Ops(max_num_batched_tokens)
+    ops = Ops(max_num_batched_tokens)
     _walk(decoder, cache[0], ops)
     canary = prove_canary(decoder, cache, ops.checks)
     return SelfTest(canary, ops.count, ops.checks.count, ops.max_rows, round(perf_counter() - started, 3))
 
 
-def _walk(decoder: Decoder, cache: Cache, ops: "_Ops") -> None:
+def _walk(decoder: Decoder, cache: Cache, ops: "Ops") -> None:
     """The first layer, as layers/ and the decoder run it, op by op."""
     layer, eps = decoder.layers[0], decoder.config.rms_norm_eps
     attention, mlp = layer.attention, layer.mlp
@@ -85,7 +86,7 @@ def _walk(decoder: Decoder, cache: Cache, ops: "_Ops") -> None:
     ops.linear("head", norm("final", residual, decoder.final_norm), decoder.lm_head)
 
 
-class _Ops:
+class Ops:
     """Proves one op after the other, and counts."""
 
     def __init__(self, max_num_batched_tokens: int) -> None:

@@ -1,40 +1,52 @@
 """Start an engine for a job: device, weights, KV cache, threads, proof."""
 
 import os
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import TypeAlias
 
 from batchgen.engine.admission import ModelLimits
+from batchgen.engine.ahead_runner import AheadRunner
 from batchgen.engine.canary import POSITIONS
 from batchgen.engine.engine import Engine
 from batchgen.engine.kv_cache import block_bytes
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.scheduler import Limits
-from batchgen.engine.self_test import self_test
+from batchgen.engine.self_test import SelfTest, self_test
 from batchgen.errors import EngineError, ModelError
 from batchgen.executor.run_config import RunConfig
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.cpu.native import set_threads
-from batchgen.kernels.device import choose, describe, free_bytes
+from batchgen.kernels.device import TENSOR_CORES, Device, choose, describe, free_bytes
 from batchgen.kernels.golden import NATIVE, check_profile
 from batchgen.loader import LoadedModel
+from batchgen.models.any_decoder import AnyDecoder
 from batchgen.models.checkpoint import open_checkpoint
 from batchgen.models.decoder import Decoder
+from batchgen.models.device_weights import DeviceWeights
 from batchgen.models.files import source_digest
 from batchgen.models.packed import PackedWeights
 from batchgen.models.source import cache_root
 from batchgen.spec import JobSpec
 
+Weights: TypeAlias = PackedWeights | DeviceWeights
+
 _PREFIX_CACHE_BYTES = 256 << 20
 
 
-def open_weights(path: Path) -> PackedWeights:
-    """The weights of the model at `path`, packed at the first start, from the cache later. Raises ModelError."""
+def open_weights(path: Path, numerics: str = "portable/1") -> Weights:
+    """The weights of the model at `path`, laid out for the profile.
+
+    They are packed at the first start, and come from the cache later; those of native-sm90/1 go straight to the GPU.
+    Raises ModelError, and EngineError where there is no such GPU.
+    """
+    if numerics == TENSOR_CORES:
+        return DeviceWeights.load(open_checkpoint(path), choose("auto", numerics))
     return PackedWeights.open_or_build(lambda: open_checkpoint(path), cache_root() / "packed", source_digest(path))
 
 
-def start_engine(
-    spec: JobSpec, model: LoadedModel, run_config: RunConfig, weights: PackedWeights | None = None
-) -> Engine:
+def start_engine(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weights: Weights | None = None) -> Engine:
     """Prove that this machine computes the job's profile, and start. Without `weights` it opens them itself.
 
     Raises ModelError for a bad model, EngineError when the device, its memory or the proof fails.
@@ -42,17 +54,21 @@ def start_engine(
     device = choose(run_config.device, spec.numerics)
     if device.type == "cpu":
         set_threads(run_config.threads or _cores())
-    kernel_set = check_profile(spec.numerics, device)
-    weights = weights or open_weights(model.path)
+    kernel_set = _kernel_set(spec.numerics, device)
+    weights = weights or open_weights(model.path, spec.numerics)
     if weights.config != model.config:  # the cache is of an older reading of the model's files
         raise ModelError(
             "the packed weights are of another config", where=str(cache_root() / "packed"), hint="delete them"
         )
-    positions = max(model.max_model_len, POSITIONS)
-    decoder = Decoder(model.config, weights.tensors, positions, native=spec.numerics in NATIVE, device=device)
-    proof = self_test(decoder, run_config.max_num_batched_tokens)
+    decoder = make_decoder(spec.numerics, weights, max(model.max_model_len, POSITIONS), device)
+    proof = _prove(decoder, run_config)
     num_blocks = _num_blocks(decoder, model.max_model_len, run_config)
-    runner = ModelRunner(decoder, decoder.new_cache(num_blocks), processed_logprobs=spec.logprobs_mode == "processed")
+    cache = decoder.new_cache(num_blocks)
+    is_processed, looks_ahead = spec.logprobs_mode == "processed", spec.numerics == TENSOR_CORES
+    if looks_ahead:
+        runner: ModelRunner = AheadRunner(decoder, cache, model.max_model_len, processed_logprobs=is_processed)
+    else:
+        runner = ModelRunner(decoder, cache, processed_logprobs=is_processed)
     return Engine(
         runner,
         model.tokenizer,
@@ -62,6 +78,7 @@ def start_engine(
             run_config.max_num_batched_tokens,
             num_blocks,
             _prefix_cache_blocks(decoder, num_blocks) if run_config.prefix_cache else 0,
+            looks_ahead,
         ),
         fingerprint={
             "weights_digest": weights.weights_digest,
@@ -74,7 +91,37 @@ def start_engine(
     )
 
 
-def _num_blocks(decoder: Decoder, max_model_len: int, run_config: RunConfig) -> int:
+def make_decoder(numerics: str, weights: Weights, positions: int, device: Device) -> AnyDecoder:
+    """The decoder of the profile, with room for so many positions. Raises ModelError, EngineError."""
+    if isinstance(weights, DeviceWeights):
+        decoder: AnyDecoder = _module("models.native_decoder").NativeDecoder(
+            weights.config, weights.tensors, positions, device
+        )
+        return decoder
+    return Decoder(weights.config, weights.tensors, positions, native=numerics in NATIVE, device=device)
+
+
+def _prove(decoder: AnyDecoder, run_config: RunConfig) -> SelfTest:
+    most = run_config.max_num_batched_tokens
+    if isinstance(decoder, Decoder):
+        return self_test(decoder, most)
+    proof: SelfTest = _module("engine.native_proof").prove(decoder, most, run_config.max_num_seqs)
+    return proof
+
+
+def _kernel_set(numerics: str, device: Device) -> str:
+    if numerics == TENSOR_CORES:
+        digest: str = _module("kernels.triton.kernel_set").kernel_set(numerics, device)
+        return digest
+    return check_profile(numerics, device)
+
+
+def _module(name: str) -> ModuleType:
+    """One that imports triton, which not every machine has."""
+    return import_module(f"batchgen.{name}")
+
+
+def _num_blocks(decoder: AnyDecoder, max_model_len: int, run_config: RunConfig) -> int:
     """Room for max_num_seqs sequences of full length, within the budget, which is what is given, or else:
 
     on a CPU a quarter of the memory (pages that no sequence touches take none), on a GPU a fraction of what is free.
@@ -99,7 +146,7 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def _prefix_cache_blocks(decoder: Decoder, num_blocks: int) -> int:
+def _prefix_cache_blocks(decoder: AnyDecoder, num_blocks: int) -> int:
     """Free blocks that keep their content, and with it, on a CPU, the memory of their pages: a quarter of the pool."""
     if decoder.device.type != "cpu":
         return num_blocks

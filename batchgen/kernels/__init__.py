@@ -27,11 +27,13 @@ __all__ = [
     "PackedWeight",
     "attention",
     "embedding",
+    "is_watched",
     "linear",
     "linear_silu_mul",
     "rms_norm",
     "rotary_store",
     "sample",
+    "told",
     "watch",
 ]
 
@@ -55,9 +57,15 @@ def watch(observer: Observer) -> Iterator[None]:
         _observers.remove(observer)
 
 
-def _told(op: str, out: Tensor) -> Tensor:
+def is_watched() -> bool:
+    """Whether any observer is there: then every op must run by itself."""
+    return bool(_observers)
+
+
+def told(op: str, out: Tensor, further: Outputs | None = None) -> Tensor:
+    """`out`, once every observer was told of it: for the ops here, and for those of a native profile."""
     for observer in _observers:
-        observer(op, {"out": out})
+        observer(op, {"out": out} if further is None else further)
     return out
 
 
@@ -80,22 +88,22 @@ def linear(
 
     x bf16 [T, K]; bias float32 [N]; residual, out float32 [T, N] -> float32 [T, N].
     """
-    return _told("linear", _on(x).linear(x, weight, bias, residual, out))
+    return told("linear", _on(x).linear(x, weight, bias, residual, out))
 
 
 def embedding(ids: Tensor, table: PackedWeight) -> Tensor:
     """Rows of the table.  ids int32 [T] -> float32 [T, H]."""
-    return _told("embedding", _on(ids).embedding(ids, table))
+    return told("embedding", _on(ids).embedding(ids, table))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight.  x float32 [T, H], weight float32 [H] -> bf16 [T, H]."""
-    return _told("rms_norm", _on(x).rms_norm(x, weight, eps))
+    return told("rms_norm", _on(x).rms_norm(x, weight, eps))
 
 
 def linear_silu_mul(x: Tensor, weight: PackedWeight) -> Tensor:
     """silu(gate) * up, gate above up in the linear's output.  x bf16 [T, K], weight [2 I, K] -> bf16 [T, I]."""
-    return _told("linear_silu_mul", _on(x).linear_silu_mul(x, weight))
+    return told("linear_silu_mul", _on(x).linear_silu_mul(x, weight))
 
 
 def rotary_store(
@@ -115,8 +123,7 @@ def rotary_store(
     q: Tensor = _on(qkv).rotary_store(qkv, norms, eps, rotary, place, cache)
     if _observers:
         k, v = cache_rows(cache, place[1])
-        for observer in _observers:
-            observer("rotary_store", {"q": q, "k": k, "v": v})
+        told("rotary_store", q, {"q": q, "k": k, "v": v})
     return q
 
 
@@ -129,7 +136,7 @@ def attention(
     [S + 1] (the tokens of sequence s are query_start[s] .. query_start[s+1]); positions int32 [T].
     Returns bf16 [T, Hq * D].
     """
-    return _told("attention", _on(q).attention(q, cache, block_tables, query_start, positions))
+    return told("attention", _on(q).attention(q, cache, block_tables, query_start, positions))
 
 
 def sample(logits: Tensor, rows: SampleRows, *, processed_logprobs: bool) -> Draws:

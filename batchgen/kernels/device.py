@@ -12,8 +12,11 @@ from batchgen.kernels.cpu.native import machine
 
 Wanted: TypeAlias = Literal["auto", "cpu", "cuda"]
 
+Device: TypeAlias = torch.device
+
 CPU = torch.device("cpu")
 OLDEST = (8, 0)  # compute capability
+TENSOR_CORES = "native-sm90/1"  # the profile whose ops are those of kernels/triton
 
 _PORTABLE = "portable/1 gives the same bits on every CPU and GPU: --device cpu"
 
@@ -23,7 +26,7 @@ def choose(wanted: Wanted, numerics: str) -> torch.device:
 
     auto: the current NVIDIA GPU where it can be used and the profile has kernels for it, else the CPU.
     """
-    if numerics.startswith("native-sm"):
+    if numerics == TENSOR_CORES:
         return _tensor_cores(wanted, numerics)
     if wanted == "cpu" or (wanted == "auto" and (numerics != "portable/1" or _obstacle() is not None)):
         return CPU

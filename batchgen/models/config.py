@@ -79,6 +79,12 @@ class ModelConfig:
         apart = ("architecture", "max_position_embeddings", "max_context", "bos_token_id", "eos_token_ids")
         return {name: value for name, value in asdict(self).items() if name not in apart}
 
+    @property
+    def layer_weights(self) -> int:
+        """How many weights the linears of one layer have."""
+        heads = 2 * self.num_heads + 2 * self.num_kv_heads
+        return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+
     def inverse_frequencies(self) -> tuple[float, ...]:
         """Rotary frequencies in radians a position, float64 [head_dim / 2]: the same bits on every machine.
 

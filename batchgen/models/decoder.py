@@ -15,9 +15,8 @@ from batchgen.layers.attention import Attention
 from batchgen.layers.mlp import GatedMlp
 from batchgen.layers.rotary import rotary_table
 from batchgen.layers.step import StepTensors
+from batchgen.models.any_decoder import Cache
 from batchgen.models.config import ModelConfig
-
-Cache = tuple[torch.Tensor, torch.Tensor]
 
 
 class Layer(NamedTuple):

@@ -120,6 +120,13 @@ class PackedWeights:
 
 def _packed(model: Checkpoint, digests: dict[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
     """Every packed tensor of `model`, one in memory at a time. Fills in the digest of each tensor that it read."""
+    return fused(model, digests, lambda weight: pack(weight).data)
+
+
+def fused(
+    model: Checkpoint, digests: dict[str, str], layout: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor under its name above, linears by `layout` of bf16 [N, K]; digests as of `_packed`."""
 
     def take(name: str) -> torch.Tensor:
         tensor = model.tensor(name)
@@ -127,7 +134,7 @@ def _packed(model: Checkpoint, digests: dict[str, str]) -> Iterator[tuple[str, t
         return tensor
 
     def linear(*names: str) -> torch.Tensor:
-        return pack(torch.cat([take(name) for name in names])).data
+        return layout(torch.cat([take(name) for name in names]))
 
     def vector(*names: str) -> torch.Tensor:
         return torch.cat([take(name) for name in names]).float()

@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from batchgen.engine.bits import same_bits
 from batchgen.engine.trace import Place, common_length, first_difference
+from batchgen.executor.start import Weights
 from batchgen.io.hashing import ROW_HASH, leaves
 from batchgen.io.same_job import differences
 from batchgen.io.schema import OUTPUT_COLUMNS
 from batchgen.loader import Progress
 from batchgen.models.op_names import OpName, op_names
-from batchgen.models.packed import PackedWeights
 from batchgen.records import Request
 from batchgen.verify.causes import Difference, suspects
 from batchgen.verify.elements import Elements, compare_elements
@@ -301,9 +301,9 @@ def _blame(whose: str, sides: list[Side]) -> str:
     return f"the canary of this machine is not that of {whose}, so one of the two is at fault"
 
 
-def _first_tensor(a: PackedWeights, b: PackedWeights) -> str | None:
+def _first_tensor(a: Weights, b: Weights) -> str | None:
     """Its name, as in models/packed.py."""
-    return next((name for name in a.tensors if not same_bits(a[name], b[name])), None)
+    return next((name for name in a.tensors if not same_bits(a.tensors[name], b.tensors[name])), None)
 
 
 def _mismatch(

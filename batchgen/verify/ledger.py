@@ -13,13 +13,12 @@ import pyarrow.parquet as pq
 from batchgen.engine.engine import Engine
 from batchgen.errors import EngineError, ModelError, RunError, SpecError, VerifyError
 from batchgen.executor.run_config import RunConfig
-from batchgen.executor.start import open_weights, start_engine
+from batchgen.executor.start import Weights, open_weights, start_engine
 from batchgen.io.manifest import FILE_NAME, Manifest, ShardRecord, part_name, read_manifest
 from batchgen.io.row_rules import RowRules
 from batchgen.io.shard_check import check_shard
 from batchgen.io.shard_faults import expected_ids
 from batchgen.loader import LoadedModel, Progress, bad_words_token_ids, limits_json, load_model
-from batchgen.models.packed import PackedWeights
 from batchgen.records import Request, SamplingParams
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
@@ -69,9 +68,9 @@ class Ledger:
         return RunConfig(self.run, probe=0, **known)  # type: ignore[arg-type]
 
     @cached_property
-    def weights(self) -> PackedWeights:
+    def weights(self) -> Weights:
         """Raises ModelError when they are not the weights of the run."""
-        weights = open_weights(self.model.path)
+        weights = open_weights(self.model.path, self.spec.numerics)
         _same(str(self.model.path), "weights", self.manifest.fingerprint.get("weights_digest"), weights.weights_digest)
         return weights
 

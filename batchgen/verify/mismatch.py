@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from batchgen.engine.admission import ModelLimits
 from batchgen.engine.scores import Scores, scores_after
+from batchgen.executor.start import make_decoder
 from batchgen.io.hashing import ROW_HASH, leaves
-from batchgen.kernels.golden import NATIVE
-from batchgen.models.decoder import Decoder
+from batchgen.kernels.device import choose
 from batchgen.records import Request
 from batchgen.verify.ledger import Ledger
 
@@ -98,8 +98,8 @@ class Scorer:
 
     def __init__(self, ledger: Ledger) -> None:
         model = ledger.model
-        native = ledger.spec.numerics in NATIVE
-        self._decoder = Decoder(model.config, ledger.weights.tensors, model.max_model_len, native=native)
+        numerics = ledger.spec.numerics
+        self._decoder = make_decoder(numerics, ledger.weights, model.max_model_len, choose("auto", numerics))
         self._limits = ModelLimits(model.config.vocab_size, model.max_model_len, model.eos_token_ids)
         self._tokenizer = model.tokenizer
 

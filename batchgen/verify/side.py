@@ -10,12 +10,11 @@ from batchgen.engine.engine import Engine
 from batchgen.engine.trace import Place, Recorder, Trace, TracingRunner
 from batchgen.errors import VerifyError
 from batchgen.executor.run_config import RunConfig
-from batchgen.executor.start import start_engine
+from batchgen.executor.start import Weights, start_engine
 from batchgen.io.hashing import ROW_HASH, params_hash
 from batchgen.io.schema import Row, rows_to_table
 from batchgen.kernels.cpu.native import set_threads
 from batchgen.models.op_names import op_names
-from batchgen.models.packed import PackedWeights
 from batchgen.verify.ledger import LIMITS, Ledger
 from batchgen.verify.stored_row import StoredRow
 
@@ -32,7 +31,7 @@ class Made:
 class Side:
     """An engine that makes one row, as often as it is asked to."""
 
-    def __init__(self, name: str, row: StoredRow, config: RunConfig, weights: PackedWeights, *, alone: bool) -> None:
+    def __init__(self, name: str, row: StoredRow, config: RunConfig, weights: Weights, *, alone: bool) -> None:
         """Raises EngineError when the engine does not start."""
         assert row.request
         ledger = row.ledger

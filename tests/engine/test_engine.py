@@ -146,7 +146,7 @@ def test_an_endless_stream_of_requests_that_cannot_be_answered() -> None:
 
 @pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens", "num_blocks"])
 def test_limits_below_one_are_refused(field: str) -> None:
-    limits = replace(Limits(1, 1, 1, 0), **{field: 0})
+    limits = replace(Limits(1, 1, 1, 0), **{field: 0})  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=f"^{field}: must be at least 1, got 0"):
         Engine(FakeRunner(1, 32), FakeDetokenizer(), MODEL, limits, {})
 

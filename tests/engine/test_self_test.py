@@ -33,7 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def weights(model: LoadedModel) -> PackedWeights:
-    return open_weights(model.path)
+    weights = open_weights(model.path)
+    assert isinstance(weights, PackedWeights)
+    return weights
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ class Generator:
             block_tables=self.tables.to(torch.int32),
             sample_rows=start[1:].long() - 1,
         )
-        return self.decoder.forward(StepTensors(*(tensor.to(self.device) for tensor in step)), self.cache)
+        return self.decoder.forward(step.on(torch.device(self.device)), self.cache)
 
     def generate(self, prompts: list[list[int]], steps: int) -> tuple[list[list[int]], list[torch.Tensor]]:
         """The tokens, and the logits of each step."""

@@ -25,13 +25,17 @@ pytestmark = GPU
 FAMILIES = ("llama", "qwen2", "qwen3")
 
 
-def start(model: LoadedModel, device: torch.device, *, num_blocks: int = 400, **limits: int) -> tuple[Engine, SelfTest]:
+def start(model: LoadedModel, device: torch.device, *, num_blocks: int = 400, **limits: Any) -> tuple[Engine, SelfTest]:
     """An engine without a job around it, and its proof."""
     decoder = Decoder(model.config, open_weights(model.path).tensors, MAX_MODEL_LEN, device=device)
     proof = self_test(decoder, 256)
     runner = ModelRunner(decoder, decoder.new_cache(num_blocks), processed_logprobs=False)
     of_model = ModelLimits(model.config.vocab_size, MAX_MODEL_LEN, model.eos_token_ids)
-    how = {"max_num_seqs": 64, "max_num_batched_tokens": 256, "prefix_cache_blocks": num_blocks // 4} | limits
+    how: dict[str, Any] = {
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 256,
+        "prefix_cache_blocks": num_blocks // 4,
+    } | limits
     return Engine(runner, model.tokenizer, of_model, Limits(num_blocks=num_blocks, **how), {}), proof
 
 

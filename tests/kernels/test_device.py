@@ -12,7 +12,7 @@ from batchgen.errors import EngineError
 from batchgen.executor import start
 from batchgen.executor.run_config import RunConfig
 from batchgen.kernels import device
-from batchgen.kernels.device import CPU, choose, describe
+from batchgen.kernels.device import CPU, TENSOR_CORES, choose, describe
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None, *packages: str) -> None:
@@ -76,3 +76,28 @@ def test_a_gpu_without_room_for_one_sequence(monkeypatch: pytest.MonkeyPatch, tm
 def test_a_fraction_is_a_fraction(fraction: float, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="memory_fraction"):
         RunConfig(tmp_path, memory_fraction=fraction)
+
+
+@pytest.mark.parametrize(
+    ("capability", "packages", "message"),
+    [
+        (None, (), "torch finds no NVIDIA GPU"),
+        ((8, 0), CUDA, r"needs a GPU of compute capability 9\.0 \(Hopper\); this Pretender has 8\.0"),
+        ((10, 0), CUDA, r"this Pretender has 10\.0"),
+        ((9, 0), CUDA, "needs the package triton"),
+    ],
+)
+def test_where_the_tensor_cores_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capability: Any, packages: Any, message: str
+) -> None:
+    pretend(monkeypatch, capability, *packages)
+    with pytest.raises(EngineError, match=message) as refused:
+        choose("auto", TENSOR_CORES)
+    assert "portable/1" in str(refused.value)
+    with pytest.raises(EngineError, match="is a profile of NVIDIA GPUs"):
+        choose("cpu", TENSOR_CORES)
+
+
+def test_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, (9, 0), *CUDA, "triton")
+    assert choose("auto", TENSOR_CORES) == torch.device("cuda", 0) == choose("cuda", TENSOR_CORES)

@@ -138,7 +138,7 @@ def make_engine(
     return start_engine(spec, model, run_config)
 
 
-def with_limits(engine: Engine, **limits: int) -> Engine:
+def with_limits(engine: Engine, **limits: Any) -> Engine:
     """An engine over the same runner and its cache, with other Limits. The two may run in turns, never at once."""
     return Engine(
         engine.runner, engine._detokenizer, engine.model, replace(engine.limits, **limits), engine.fingerprint

@@ -1,5 +1,6 @@
 """The sampler on a GPU: what the rows ask for goes up in one copy, the answer comes down in one."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -53,11 +54,26 @@ class DeviceDraws(NamedTuple):
 
     def numpy(self) -> Draws:
         """Waits for the device."""
-        host = self.packed.cpu().numpy()
-        R = self.size
-        tops = host[3 * R :].reshape(2, R, MAX_TOP_LOGPROBS)
-        finite = host[2 * R : 3 * R].astype(np.uint8)
-        return Draws(host[:R], host[R : 2 * R].view(np.float32), tops[0], tops[1].view(np.float32), finite)
+        return self.fetch()()
+
+    def fetch(self) -> Callable[[], Draws]:
+        """Queues the copy to the host; what it returns waits for that, and for nothing that is queued later."""
+        host = torch.empty(self.packed.shape, dtype=torch.int32, device="cpu", pin_memory=True)
+        host.copy_(self.packed, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+
+        def wait() -> Draws:
+            copied.synchronize()
+            return _unpacked(host.numpy(), self.size)
+
+        return wait
+
+
+def _unpacked(host: NDArray[np.int32], R: int) -> Draws:
+    tops = host[3 * R :].reshape(2, R, MAX_TOP_LOGPROBS)
+    finite = host[2 * R : 3 * R].astype(np.uint8)
+    return Draws(host[:R], host[R : 2 * R].view(np.float32), tops[0], tops[1].view(np.float32), finite)
 
 
 def sample(logits: Tensor, rows: SampleRows, *, processed_logprobs: bool) -> Draws:

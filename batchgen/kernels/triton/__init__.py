@@ -1,6 +1,7 @@
 """The tensor-core ops of the native profiles, in Triton. Each has its plain twin in kernels/reference/native.py."""
 
-from batchgen.kernels.triton.attention import StepShape, attention
+from batchgen.kernels.step_shape import StepShape
+from batchgen.kernels.triton.attention import attention
 from batchgen.kernels.triton.linear import linear, linear_silu_mul
 from batchgen.kernels.triton.proof import Refused, prove
 from batchgen.kernels.triton.rotary import rotary_store

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from batchgen.errors import EngineError
 from batchgen.kernels.constants import BLOCK_SIZE, MAX_HEAD_DIM
+from batchgen.kernels.step_shape import StepShape
 from batchgen.kernels.triton.attention_parts import advance, fresh, fresh_total, merge, normalised, one_block
 from batchgen.kernels.triton.checks import check, room
 from batchgen.kernels.triton.launch import begin, options
@@ -29,14 +30,6 @@ _AHEAD = 8  # splits whose states are loaded at once
 _DECODE_PROGRAMS = 4096  # about what keeps a large GPU busy: longer contexts get loops instead of more programs
 
 
-class StepShape(NamedTuple):
-    """What the host knows of a step. No bit depends on it."""
-
-    singles: int  # sequences with one query token (padding among them)
-    longest_query: int  # tokens of the longest query
-    longest_context: int  # positions of the longest sequence; at least the true number, so that a graph can be kept
-
-
 class Launch(NamedTuple):
     """How programs are cut. No bit depends on it: the GPU tests compare them."""
 
@@ -45,7 +38,7 @@ class Launch(NamedTuple):
     stages: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width", "splits"])  # lest each step of another shape is compiled anew
 def _decode(
     Q, KC, VC, TABLES, STARTS, POSITIONS, OUT, PM, PL, PA, scale, table_width, splits,
     HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -86,7 +79,7 @@ def _decode(
             tl.store(PA + at[:, None] * D + d[None, :], acc, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])  # lest each step of another shape is compiled anew
 def _combine(
     PM, PL, PA, STARTS, POSITIONS, OUT, splits,
     HQ: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, CUT: tl.constexpr, BH: tl.constexpr, AHEAD: tl.constexpr,
@@ -118,7 +111,7 @@ def _combine(
     tl.store(out, normalised(Z, A).to(tl.bfloat16), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width", "sequences"])  # lest each step of another shape is compiled anew
 def _prefill(
     Q, KC, VC, TABLES, STARTS, POSITIONS, OUT, scale, table_width, sequences,
     HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,

@@ -1,0 +1,24 @@
+"""What the engine asks of a decoder, whatever profile it computes."""
+
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from batchgen.layers.step import StepTensors
+from batchgen.models.config import ModelConfig
+
+Cache: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, laid out as the decoder likes
+
+
+class AnyDecoder(Protocol):
+    """Token ids in, logits out. It launches the ops of models/op_names.py, in their order."""
+
+    config: ModelConfig
+    device: torch.device
+    layers: Any  # a list of what the decoder calls a layer
+
+    def forward(self, step: StepTensors, cache: list[Cache]) -> torch.Tensor:
+        """Logits float32 [R, V] of the step's `sample_rows`, good until the next call; keys and values to `cache`."""
+
+    def new_cache(self, num_blocks: int) -> list[Cache]:
+        """A cache of so many blocks for each layer. Raises EngineError when there is no memory for it."""

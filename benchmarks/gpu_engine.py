@@ -1,0 +1,227 @@
+"""The whole engine on one GPU under native-sm90/1: throughput, where a step's time goes, and the device's limits.
+
+    python -m benchmarks.gpu_engine [--model Qwen3-1.7B] [--out FILE.json]
+
+Weights are random, prompts are random token ids, and every output has its full length. Text is not decoded. Limits are
+measured in the same process: bytes a step (weights and cache) over the copy rate, operations over the rate of a large
+matrix product.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from batchgen.engine.admission import ModelLimits
+from batchgen.engine.ahead_runner import AheadRunner
+from batchgen.engine.batch import Chunk, Sampled
+from batchgen.engine.engine import Engine
+from batchgen.engine.native_proof import prove
+from batchgen.engine.scheduler import Limits
+from batchgen.kernels.device import TENSOR_CORES, choose, describe
+from batchgen.models.config import ModelConfig
+from batchgen.models.device_weights import DeviceWeights
+from batchgen.models.native_decoder import NativeDecoder
+from batchgen.records import Request, SamplingParams
+from benchmarks.gpu_timing import copy_limit, matrix_limit
+
+MAX_MODEL_LEN, SEQUENCES, BUDGET = 2048, 256, 16_384
+# What vLLM 0.26 does by default on an H200, measured another day.
+BASELINE = {"prefill tok/s": 185_700.0, "decode tok/s": 22_280.0, "job tok/s": 15_090.0, "1 ms": 1.89, "32 ms": 2.99}
+
+
+def qwen3(layers: int, hidden: int, heads: int, inner: int, *, tied: bool) -> ModelConfig:
+    """A Qwen3 of that size."""
+    return ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=151_936,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        rope_scaling=None,
+        max_position_embeddings=40_960,
+        max_context=40_960,
+        tie_word_embeddings=tied,
+        qkv_bias=False,
+        qk_norm=True,
+        bos_token_id=None,
+        eos_token_ids=(),
+    )
+
+
+MODELS = {
+    "Qwen3-1.7B": qwen3(28, 2048, 16, 6144, tied=True),
+    "Qwen3-8B": qwen3(36, 4096, 32, 12_288, tied=False),
+}
+
+
+class Silent:
+    """Decodes nothing."""
+
+    def decoder(self, *, skip_special_tokens: bool) -> "Silent":
+        return self
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+@dataclass
+class Timed:
+    """A runner around a runner that keeps the seconds of its steps."""
+
+    runner: AheadRunner
+    steps: list[tuple[int, int, float]] = field(default_factory=list)  # sequences, tokens, seconds
+
+    def step(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        start = perf_counter()
+        drawn = self.runner.step(chunks)
+        self.steps.append((len(chunks), sum(chunk.length for chunk in chunks), perf_counter() - start))
+        return drawn
+
+
+def requests(count: int, prompt: int, output: int) -> list[Request]:
+    """Random prompts, drawn at temperature 1, that end at their length."""
+    ids = np.random.default_rng(1).integers(0, 151_000, (count, prompt))
+    params = SamplingParams(temperature=1.0, max_tokens=output, ignore_eos=True)
+    return [Request(str(i), 0, i, tuple(row), params, ()) for i, row in enumerate(ids.tolist())]
+
+
+@contextmanager
+def stopwatch(into: dict[str, Any], name: str) -> Iterator[None]:
+    """Seconds, with the device's work done."""
+    start = perf_counter()
+    yield
+    torch.cuda.synchronize()
+    into[name] = perf_counter() - start
+
+
+class Bench:
+    """One engine and what is measured on it."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        """Starts it as executor/start.py does, but for weights, which are drawn."""
+        self.config = MODELS[name]
+        self.starting: dict[str, Any] = {}
+        with stopwatch(self.starting, "weights s"):
+            weights = DeviceWeights.seeded(self.config, device)
+        self.decoder = NativeDecoder(self.config, weights.tensors, MAX_MODEL_LEN, device)
+        with stopwatch(self.starting, "proof s"):
+            self.proof = prove(self.decoder, BUDGET, SEQUENCES)
+        self.num_blocks = SEQUENCES * 40
+        self.cache = self.decoder.new_cache(self.num_blocks)
+        self.runner = AheadRunner(self.decoder, self.cache, MAX_MODEL_LEN, processed_logprobs=False)
+        self.weight_bytes = 2 * (
+            self.config.num_layers * self.config.layer_weights + self.config.vocab_size * self.config.hidden_size
+        )
+        with stopwatch(self.starting, "first token s"):
+            self.run(1, 16, 1)
+
+    def run(self, count: int, prompt: int, output: int) -> tuple[float, list[tuple[int, int, float]]]:
+        """Seconds of the job, and its steps."""
+        limits = Limits(count, BUDGET, self.num_blocks, 0, looks_ahead=True)
+        timed = Timed(self.runner)
+        model = ModelLimits(self.config.vocab_size, MAX_MODEL_LEN, frozenset())
+        engine = Engine(timed, Silent(), model, limits, {})
+        wanted = requests(count, prompt, output)
+        start = perf_counter()
+        done = list(engine.generate(wanted))
+        seconds = perf_counter() - start
+        assert len(done) == count
+        assert all(completion.finish_reason == "length" for completion in done)
+        return seconds, timed.steps
+
+    @torch.inference_mode()
+    def graph_ms(self, count: int) -> float:
+        """Milliseconds of the device alone: replays of the graph of the last decode of so many sequences."""
+        graph = next(graph for (S, _), graph in self.runner.graphs._graphs.items() if count == S)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(10):
+            graph.replay(count)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 10
+
+    def decode(self, count: int, output: int, limit: float) -> dict[str, float]:
+        """Of sequences with prompts of 1024 tokens, the steps of decodes alone, but for the first ones."""
+        self.run(count, 1024, output if count > 32 else 3)  # compiles and captures
+        seconds, steps = self.run(count, 1024, output)
+        decodes = [took for sequences, tokens, took in steps if sequences == tokens == count][2:]
+        prefills = [(tokens, took) for sequences, tokens, took in steps if tokens > sequences]
+        between = seconds - sum(took for *_, took in steps)
+        step, context = float(np.median(decodes)), 1024 + output / 2
+        per_position = 4 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
+        least = (self.weight_bytes + count * context * per_position) / limit / 1e6
+        host = between / len(steps)
+        return {
+            "step ms": (step + host) * 1e3,
+            "graph ms": self.graph_ms(count),
+            "runner ms": step * 1e3,
+            "scheduler ms": host * 1e3,
+            "limit ms": least * 1e3,
+            "decode tok/s": count / (step + host),
+            "of the limit": least / (step + host),
+            "prefill tok/s": sum(tokens for tokens, _ in prefills) / sum(took for _, took in prefills),
+            "job tok/s": count * output / seconds,
+        }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="Qwen3-1.7B")
+    parser.add_argument("--output", type=int, default=256)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    device = choose("cuda", TENSOR_CORES)
+    bench = Bench(args.model, device)
+    copy, product = copy_limit(), matrix_limit()
+    report: dict[str, Any] = {"gpu": describe(device), "model": args.model, "copy": copy, "product": product}
+    report |= {"start": bench.starting, "proof": bench.proof.to_json()}
+    print(json.dumps(report), flush=True)
+    for count, output in ((1, min(128, args.output)), (32, min(128, args.output)), (256, args.output)):
+        report[f"decode {count}"] = found = bench.decode(count, output, copy)
+        print(count, {name: round(value, 3) for name, value in found.items()}, flush=True)
+    bench.run(256, 1024, 1)
+    seconds, steps = bench.run(256, 1024, 1)
+    flops = (
+        2
+        * bench.config.num_layers
+        * (bench.config.layer_weights + 1024 * bench.config.num_heads * bench.config.head_dim)
+    )  # a token, with half of the prompt's keys on average
+    report["prefill"] = {
+        "tok/s": 256 * 1024 / seconds,
+        "of the limit": 256 * 1024 * flops / product / 1e6 / seconds,
+        "steps": Counter(tokens for _, tokens, _ in steps).most_common(3),
+    }
+    print("prefill", report["prefill"])
+    if args.model == "Qwen3-1.7B":
+        found = report["decode 256"]
+        ratios = {name: found[name] / BASELINE[name] for name in ("decode tok/s", "job tok/s")}
+        ratios |= {"prefill tok/s": report["prefill"]["tok/s"] / BASELINE["prefill tok/s"]}
+        ratios |= {f"{n} ms": BASELINE[f"{n} ms"] / report[f"decode {n}"]["step ms"] for n in (1, 32)}
+        report["over vLLM's default"] = ratios
+        print("over vLLM's default", {name: round(ratio, 3) for name, ratio in ratios.items()})
+    if args.out:
+        args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
