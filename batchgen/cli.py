@@ -14,7 +14,7 @@ import click
 
 from batchgen import terminal
 from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, BatchgenError, Interrupted, ModelError, SpecError, VerifyError
-from batchgen.executor.run_config import RunConfig
+from batchgen.executor.run_config import DeviceName, RunConfig
 from batchgen.io.first_rows import first_rows
 from batchgen.io.hashing import parse_root
 from batchgen.io.manifest import Manifest, manifest_schema, read_manifest
@@ -73,8 +73,8 @@ def cli() -> None:
 @cli.command()
 @JOB
 @click.option("--out", type=PATH, metavar="DIR", help="The run folder.  [default: runs/NAME]")
-@count("--max-num-seqs", help="Samples that are worked on at once.")
-@count("--max-num-batched-tokens", help="Tokens that are computed in one step.")
+@click.option("--max-num-seqs", **ANOTHER, help="Samples that are worked on at once.  [default: 64, on a GPU 256]")
+@click.option("--max-num-batched-tokens", **ANOTHER, help="Tokens of one step.  [default: 256, on a GPU 8192]")
 @click.option(
     "--device",
     type=DEVICES,
@@ -103,27 +103,23 @@ def cli() -> None:
 def run(
     job: Path,
     out: Path | None,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
     probe: float,
     as_json: bool,
-    **placed: Any,
+    device: DeviceName,
+    **limits: Any,
 ) -> None:
     """Make every row of JOB that is missing.
 
     A run that was stopped goes on from what is complete; a finished one is verified and left alone. No option changes
     a bit of any row. The last line printed is the root of the run.
     """
-    from batchgen.job import run_job  # loads torch
+    from batchgen.executor.start import fitting_limits  # loads torch
+    from batchgen.job import run_job
     from batchgen.terminal.job import print_report
 
-    config = RunConfig(
-        out=out or Path("runs") / load_spec(job).name,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        probe=probe,
-        **placed,
-    )
+    spec = load_spec(job)
+    fitting = fitting_limits(device, spec.numerics) | {name: value for name, value in limits.items() if value}
+    config = RunConfig(out or Path("runs") / spec.name, device=device, probe=probe, **fitting)
     with display(terminal.ERR) as shown:
         report = run_job(job, config, on_fetch=shown.fetched, on_progress=shown.made)
     if as_json:

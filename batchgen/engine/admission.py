@@ -39,7 +39,8 @@ def check_prompt(request: Request, model: ModelLimits) -> None:
     prompt, max_tokens = request.prompt_token_ids, request.params.max_tokens
     if not prompt:
         raise RowError("prompt_empty", "the prompt has no token")
-    if foreign := sorted({i for i in prompt if not 0 <= i < model.vocab_size}):
+    if min(prompt) < 0 or max(prompt) >= model.vocab_size:
+        foreign = sorted({i for i in prompt if not 0 <= i < model.vocab_size})
         raise RowError("prompt_type", f"prompt ids {foreign} lie outside the vocabulary of {model.vocab_size}")
     if len(prompt) + max_tokens > model.max_model_len:
         total = f"{len(prompt)} prompt tokens + max_tokens {max_tokens}"

@@ -21,7 +21,7 @@ class Sequence:
         self.num_computed = 0
         self.block_table: list[int] = []
         self.output_counts: dict[int, int] = {}  # output token id -> times
-        self.seen_token_ids = set(self.token_ids)  # ids of prompt and output
+        self._seen: set[int] | None = None  # made when somebody first asks: it takes longer than all else here
         self.logprobs: list[float] = []
         self.top_ids: list[tuple[int, ...]] = []
         self.top_values: list[tuple[float, ...]] = []
@@ -38,6 +38,13 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens still to run before the next one can be drawn: 1 in decoding, more in a prefill; never 0."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def seen_token_ids(self) -> set[int]:
+        """Ids of prompt and output."""
+        if self._seen is None:
+            self._seen = set(self.token_ids)
+        return self._seen
 
     @property
     def banned_token_ids_now(self) -> frozenset[int]:
@@ -57,7 +64,8 @@ class Sequence:
     def append(self, token_id: int, logprob: float, top_ids: tuple[int, ...], top_values: tuple[float, ...]) -> None:
         """Add one output token with what was recorded of its draw."""
         self.token_ids.append(token_id)
-        self.seen_token_ids.add(token_id)
+        if self._seen is not None:
+            self._seen.add(token_id)
         self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
         self.logprobs.append(logprob)
         self.top_ids.append(top_ids)

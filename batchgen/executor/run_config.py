@@ -3,7 +3,9 @@
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +14,7 @@ class RunConfig:
 
     out: Path  # the run folder
     executor: Literal["local"] = "local"
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: an NVIDIA GPU where there is one
+    device: DeviceName = "auto"  # auto: an NVIDIA GPU where there is one
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 256  # tokens of one engine step; more leave the cache of a CPU
     kv_cache_bytes: int | None = None  # None: as the engine sees fit

@@ -18,7 +18,7 @@ from batchgen.errors import EngineError, ModelError
 from batchgen.executor.run_config import RunConfig
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.cpu.native import set_threads
-from batchgen.kernels.device import TENSOR_CORES, Device, choose, describe, free_bytes
+from batchgen.kernels.device import TENSOR_CORES, Device, Wanted, choose, describe, free_bytes
 from batchgen.kernels.golden import NATIVE, check_profile
 from batchgen.loader import LoadedModel
 from batchgen.models.any_decoder import AnyDecoder
@@ -33,6 +33,7 @@ from batchgen.spec import JobSpec
 Weights: TypeAlias = PackedWeights | DeviceWeights
 
 _PREFIX_CACHE_BYTES = 256 << 20
+_ON_GPU = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 
 
 def open_weights(path: Path, numerics: str = "portable/1") -> Weights:
@@ -89,6 +90,11 @@ def start_engine(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weigh
         },
         about=describe(device) | {"self_test": proof.to_json()},
     )
+
+
+def fitting_limits(device: Wanted, numerics: str) -> dict[str, int]:
+    """Fields of RunConfig whose defaults fit a CPU, where the job would run on a GPU. Raises as `choose`."""
+    return dict(_ON_GPU) if choose(device, numerics).type == "cuda" else {}
 
 
 def make_decoder(numerics: str, weights: Weights, positions: int, device: Device) -> AnyDecoder:

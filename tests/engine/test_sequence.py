@@ -34,6 +34,7 @@ def test_output_counts_leave_out_the_prompt_and_seen_ids_do_not() -> None:
     sequence = add(make(prompt=(3, 3, 9)), 3, 4, 3)
     assert sequence.output_counts == {3: 2, 4: 1}
     assert sequence.seen_token_ids == {3, 4, 9}
+    assert add(sequence, 7).seen_token_ids == {3, 4, 7, 9}
 
 
 def test_what_was_recorded_of_each_draw_stays_in_step() -> None:

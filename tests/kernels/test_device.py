@@ -101,3 +101,11 @@ def test_where_the_tensor_cores_are_refused(
 def test_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, (9, 0), *CUDA, "triton")
     assert choose("auto", TENSOR_CORES) == torch.device("cuda", 0) == choose("cuda", TENSOR_CORES)
+
+
+def test_limits_fit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, None)
+    assert start.fitting_limits("auto", "portable/1") == {}
+    pretend(monkeypatch, (9, 0), *CUDA)
+    assert start.fitting_limits("auto", "portable/1") == {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+    assert start.fitting_limits("cpu", "portable/1") == {} == start.fitting_limits("auto", "native-amx/1")
