@@ -68,7 +68,7 @@ def _obstacle() -> str | None:
     if capability < OLDEST:
         return f"the GPU has compute capability {capability[0]}.{capability[1]}; the kernels need 8.0 (Ampere) or later"
     if find_spec("cuda") is None or find_spec("cuda.core") is None:
-        return 'CUDA kernels need the package cuda-core: pip install "batchgen[cuda]"'
+        return "CUDA kernels need the package cuda-core: pip install '.[cuda]' in a clone"
     return None
 
 

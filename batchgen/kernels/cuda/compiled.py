@@ -73,7 +73,7 @@ def _library(file: str, capability: tuple[int, int], macros: tuple[tuple[str, in
         from cuda.bindings import nvrtc
         from cuda.core import ObjectCode
     except ImportError as error:
-        raise EngineError(f"CUDA kernels need cuda-core ({error})", hint='pip install "batchgen[cuda]"') from error
+        raise EngineError(f"CUDA kernels need cuda-core ({error})", hint="pip install '.[cuda]' in a clone") from error
     text = "".join(f"#define {name} {value}\n" for name, value in macros) + source(file)
     options = {**_OPTIONS, "arch": f"sm_{capability[0]}{capability[1]}"}
     key = hashlib.sha256(repr((text, sorted(options.items()), nvrtc.nvrtcVersion())).encode()).hexdigest()
