@@ -21,7 +21,8 @@ from batchgen import kernels
 from batchgen.engine.bits import Checks, as_bits
 from batchgen.engine.trace import Recorder, first_difference
 from batchgen.kernels.constants import BLOCK_SIZE
-from batchgen.kernels.sample_rows import Draws, IdLists, SampleRows
+from batchgen.kernels.golden import rows_of_every_kind
+from batchgen.kernels.sample_rows import Draws, SampleRows
 from batchgen.layers.step import StepTensors
 from batchgen.models.any_decoder import AnyDecoder, Cache
 from batchgen.models.op_names import op_names
@@ -159,22 +160,12 @@ def _draws(logits: torch.Tensor, checks: Checks, processed: bool) -> list[NDArra
 
 
 def sample_rows(rows: Sequence[int], vocab_size: int) -> SampleRows:
-    """Parameters of every kind, a function of the row's number: greedy, plain, filtered, penalised."""
-    row = np.array(rows)
+    """Parameters of every kind, a function of the row's number, with ids that any vocabulary has."""
     one, two = [int(r) % vocab_size for r in rows], [int(r + 1) % vocab_size for r in rows]
-    return SampleRows(
-        seed=row.astype(np.uint64) << np.uint64(33),
-        position=row.astype(np.int64),
-        temperature=np.where(row % 5 == 0, 0, 0.5 + row / 16).astype(np.float32),
-        top_p=np.where(row % 3 == 1, 0.75, 1.0).astype(np.float64),
-        min_p=np.where(row % 7 == 3, 0.125, 0).astype(np.float32),
-        top_k=np.where(row % 4 == 2, 9, 0).astype(np.int32),
-        presence_penalty=np.where(row % 6 == 1, 0.5, 0).astype(np.float32),
-        frequency_penalty=np.where(row % 6 == 2, 0.25, 0).astype(np.float32),
-        repetition_penalty=np.where(row % 6 == 3, 1.25, 1).astype(np.float32),
-        bias=IdLists.with_values([{i: 1.5} for i in one], np.float32),
-        banned=IdLists.of([(i,) for i in two]),
-        output=IdLists.with_values([{i: 2, k: 1} for i, k in zip(one, two, strict=True)], np.int32),
-        seen=IdLists.of([{i, k} for i, k in zip(one, two, strict=True)]),
-        top_logprobs=(row % 22 - 1).astype(np.int32),
+    return rows_of_every_kind(
+        rows,
+        bias=[{i: 1.5} for i in one],
+        banned=[(i,) for i in two],
+        output=[{i: 2, k: 1} for i, k in zip(one, two, strict=True)],
+        seen=[{i, k} for i, k in zip(one, two, strict=True)],
     )

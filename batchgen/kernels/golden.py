@@ -5,6 +5,7 @@ any op, and then the profile needs a new version.
 """
 
 import hashlib
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -115,10 +116,28 @@ def _numbers(lane: int, *shape: int) -> torch.Tensor:
 
 
 def _sample_rows(R: int) -> SampleRows:
-    """Rows of every kind: greedy, plain, filtered, penalised."""
-    row = np.arange(R)
+    row = range(R)
+    return rows_of_every_kind(
+        row,
+        bias=[{3: 1.5} for _ in row],
+        banned=[(r, 500) for r in row],
+        output=[{7: 2, r + 40: 1} for r in row],
+        seen=[(7, r + 40, 400) for r in row],
+    )
+
+
+def rows_of_every_kind(
+    rows: Sequence[int],
+    *,
+    bias: Sequence[dict[int, float]],
+    banned: Sequence[Iterable[int]],
+    output: Sequence[dict[int, int]],
+    seen: Sequence[Iterable[int]],
+) -> SampleRows:
+    """Greedy, plain, filtered and penalised rows, by the number of each; the lists of ids are the caller's."""
+    row = np.array(rows)
     return SampleRows(
-        seed=np.arange(R, dtype=np.uint64) << np.uint64(33),
+        seed=row.astype(np.uint64) << np.uint64(33),
         position=row.astype(np.int64),
         temperature=np.where(row % 5 == 0, 0, 0.5 + row / 16).astype(np.float32),
         top_p=np.where(row % 3 == 1, 0.75, 1.0).astype(np.float64),
@@ -127,9 +146,9 @@ def _sample_rows(R: int) -> SampleRows:
         presence_penalty=np.where(row % 6 == 1, 0.5, 0).astype(np.float32),
         frequency_penalty=np.where(row % 6 == 2, 0.25, 0).astype(np.float32),
         repetition_penalty=np.where(row % 6 == 3, 1.25, 1).astype(np.float32),
-        bias=IdLists.with_values([{3: 1.5} for _ in row], np.float32),
-        banned=IdLists.of([(int(r), 500) for r in row]),
-        output=IdLists.with_values([{7: 2, int(r) + 40: 1} for r in row], np.int32),
-        seen=IdLists.of([(7, int(r) + 40, 400) for r in row]),
+        bias=IdLists.with_values(bias, np.float32),
+        banned=IdLists.of(banned),
+        output=IdLists.with_values(output, np.int32),
+        seen=IdLists.of(seen),
         top_logprobs=(row % 22 - 1).astype(np.int32),
     )
