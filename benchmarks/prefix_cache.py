@@ -12,7 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from batchgen.engine.engine import Engine, EngineStats
+from batchgen.engine.engine import Engine
+from batchgen.engine.generation import EngineStats
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import start_engine
 from batchgen.loader import load_model

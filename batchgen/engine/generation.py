@@ -1,0 +1,168 @@
+"""One use of an engine, from its first request to its last completion, step by step."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol, TypeAlias
+
+from batchgen.engine.admission import ModelLimits, check_prompt, check_request
+from batchgen.engine.batch import Chunk, Sampled
+from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.scheduler import Limits, Scheduler
+from batchgen.engine.sequence import Sequence
+from batchgen.engine.stop import Decoder, Ending, StopChecker
+from batchgen.errors import RowError
+from batchgen.records import Completion, Request
+
+Run: TypeAlias = Callable[[list[Chunk]], list[Sampled]]  # what a runner does in one step
+
+
+class Detokenizer(Protocol):
+    """The part of a tokenizer that the engine needs."""
+
+    def decoder(self, *, skip_special_tokens: bool) -> Decoder:
+        """A fresh decoder for one output."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What an engine has done since it started. Of no influence on anything."""
+
+    steps: int = 0
+    prefill_tokens: int = 0  # computed in chunks that are no decode, recomputation included
+    cached_tokens: int = 0  # not computed in a prefill because the cache held them, recomputation included
+    output_tokens: int = 0
+    preemptions: int = 0
+    peak_blocks: int = 0
+    prefill_seconds: float = 0.0  # steps with any prefill in them
+    decode_seconds: float = 0.0  # steps of decodes alone
+    step_tokens: int = 0  # computed in all steps, prefill and decode
+    idle_steps: int = 0  # of a rank: in which others had tokens and it had none
+    busiest_tokens: int = 0  # of a rank: in each step the tokens of the rank that had most, added up
+
+
+class Generation:
+    """The sequences of one use of an engine. Whoever steps it asks `schedule`, then `step`, until nothing is left."""
+
+    def __init__(
+        self,
+        requests: Iterable[Request | None],
+        detokenizer: Detokenizer,
+        model: ModelLimits,
+        limits: Limits,
+        blocks: BlockManager,
+        stats: EngineStats,
+    ) -> None:
+        """A request that is None ends the admissions of a step: there is nothing more for it."""
+        self.refused: list[Completion] = []  # requests that cannot be answered, until a step hands them out
+        self._detokenizer = detokenizer
+        self._model = model
+        self._blocks = blocks
+        self._stats = stats
+        self._scheduler = Scheduler(self._arrivals(requests), blocks, limits)
+
+    def schedule(self) -> list[Chunk]:
+        """The chunks of the next step. With none, and none refused, every request that was read has its answer.
+
+        Raises EngineError for wrong sampling parameters, naming the field.
+        """
+        return self._scheduler.schedule()
+
+    def step(self, chunks: list[Chunk], run: Run) -> list[Completion]:
+        """Run what was scheduled, and hand out what ended with it: first the refused."""
+        finished = self._commit(chunks, self._timed(chunks, run)) if chunks else []
+        answered, self.refused[:] = [*self.refused, *finished], []
+        return answered
+
+    def release(self) -> None:
+        """Let go of every sequence."""
+        self._scheduler.release()
+
+    def close(self) -> None:
+        """Let go of every sequence, and count what the scheduler did."""
+        self.release()
+        self._stats.preemptions += self._scheduler.num_preemptions
+        self._stats.cached_tokens += self._scheduler.num_cached_tokens
+        self._stats.peak_blocks = self._blocks.peak_used
+
+    def _timed(self, chunks: list[Chunk], run: Run) -> list[Sampled]:
+        started = perf_counter()
+        sampled = run(chunks)
+        seconds = perf_counter() - started
+        prefill = sum(chunk.length for chunk in chunks if chunk.length > 1 or not chunk.sequence.num_output)
+        stats = self._stats
+        stats.steps += 1
+        stats.prefill_tokens += prefill
+        stats.step_tokens += sum(chunk.length for chunk in chunks)
+        if prefill:
+            stats.prefill_seconds += seconds
+        else:
+            stats.decode_seconds += seconds
+        return sampled
+
+    def _commit(self, chunks: list[Chunk], sampled: list[Sampled]) -> list[Completion]:
+        finished = []
+        for chunk in chunks:
+            chunk.sequence.num_computed = chunk.stop
+        drawn_by = [chunk.sequence for chunk in chunks if chunk.samples]
+        for sequence, draw in zip(drawn_by, sampled, strict=True):
+            if completion := self._accept(sequence, draw):
+                self._scheduler.finish(sequence)
+                finished.append(completion)
+        return finished
+
+    def _accept(self, sequence: Sequence, draw: Sampled) -> Completion | None:
+        """Add one drawn token to its sequence; the completion if that ends it."""
+        if not draw.finite:
+            where = f"output position {sequence.num_output}"
+            return _failed(sequence.request, RowError("non_finite_logits", f"logits are not finite at {where}"))
+        self._stats.output_tokens += 1
+        sequence.append(draw.token_id, draw.logprob, draw.top_ids, draw.top_values)
+        ending = sequence.stop.push(draw.token_id)
+        return _completed(sequence, ending) if ending else None
+
+    def _arrivals(self, requests: Iterable[Request | None]) -> Iterator[Sequence | None]:
+        """The requests as sequences; None for one that cannot be answered, whose completion goes to `refused`."""
+        arrival = 0
+        for request in requests:
+            if request is None:
+                yield None
+                continue
+            check_request(request, self._model.vocab_size)
+            try:
+                check_prompt(request, self._model)
+            except RowError as error:
+                self.refused.append(_failed(request, error))
+                yield None
+                continue
+            decoder = self._detokenizer.decoder(skip_special_tokens=request.params.skip_special_tokens)
+            yield Sequence(request, arrival, StopChecker(request.params, self._model.eos_token_ids, decoder))
+            arrival += 1
+
+
+def _completed(sequence: Sequence, ending: Ending) -> Completion:
+    request, kept = sequence.request, ending.num_tokens
+    wanted = request.params.logprobs is not None
+    return Completion(
+        row_key=request.row_key,
+        sample_index=request.sample_index,
+        token_ids=tuple(sequence.token_ids[sequence.num_prompt :][:kept]),
+        text=ending.text,
+        finish_reason=ending.finish_reason,
+        stop_reason=ending.stop_reason,
+        logprobs=tuple(sequence.logprobs[:kept]) if wanted else None,
+        top_logprobs_ids=tuple(sequence.top_ids[:kept]) if wanted else None,
+        top_logprobs_values=tuple(sequence.top_values[:kept]) if wanted else None,
+    )
+
+
+def _failed(request: Request, error: RowError) -> Completion:
+    return Completion(
+        row_key=request.row_key,
+        sample_index=request.sample_index,
+        token_ids=(),
+        text="",
+        finish_reason="error",
+        error_code=error.code,
+        error_message=str(error),
+    )
