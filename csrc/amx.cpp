@@ -11,6 +11,7 @@
 
 #include "buffer.h"
 #include "elementary.h"
+#include "groups.h"
 #include "kernels.h"
 #include "pool.h"
 
@@ -132,6 +133,49 @@ void linear_silu_mul(const LinearSiluMul& a) {
   });
 }
 
+// f(band, its rows, block, p) for each block of at most 32 pairs and each panel, on all threads, with tiles configured.
+template <class F>
+INLINE void for_bands(const Groups& groups, int64_t panels, F&& f) {
+  constexpr int64_t kRun = 4;
+  const int64_t runs = (panels + kRun - 1) / kRun;
+  parallel_for(groups.count * runs, [&](int64_t i) {
+    const Tiles tiles;
+    const int64_t b = i / runs, first = i % runs * kRun;
+    for (int64_t p = first; p < panels && p < first + kRun; ++p) f(b, groups.blocks[b], p);
+  });
+}
+
+// Each block has a band of 32 rows of its own. Those behind its last pair hold whatever was there: a row of a tile
+// never meets another row, and they are not written out.
+void experts(const Experts& a) {
+  static thread_local Buffer order, gathered, gated;
+  const Groups groups(a.slots, a.P, a.S, 32, order);
+  auto* x = reinterpret_cast<uint16_t*>(gathered.floats(groups.count * 16 * a.H));
+  auto* inner = reinterpret_cast<uint16_t*>(gated.floats(groups.count * 16 * a.I));
+  parallel_for(groups.count, [&](int64_t b) {
+    const Block& block = groups.blocks[b];
+    for (int64_t m = 0; m < block.size; ++m)
+      std::memcpy(x + (b * 32 + m) * a.H, a.x + int64_t{a.rows[groups.pairs[block.begin + m]]} * a.H, a.H * 2);
+  });
+  const int64_t gates = a.I / kPanel, outs = (a.H + kPanel - 1) / kPanel;
+  for_bands(groups, gates, [&](int64_t b, const Block& block, int64_t p) {
+    alignas(64) float gate[32 * kPanel], up[32 * kPanel];
+    const uint16_t* w = a.gate_up + (block.slot * 2 * gates + p) * a.H * kPanel;
+    multiply_band(x + b * 32 * a.H, w, a.H, block.size, gate);
+    multiply_band(x + b * 32 * a.H, w + gates * a.H * kPanel, a.H, block.size, up);
+    for (int64_t m = 0; m < block.size; ++m)
+      for (int64_t i = 0; i < kPanel; i += 16)
+        store_bf16(inner + (b * 32 + m) * a.I + p * kPanel + i, silu_mul(load(gate + m * kPanel + i), load(up + m * kPanel + i)));
+  });
+  for_bands(groups, outs, [&](int64_t b, const Block& block, int64_t p) {
+    alignas(64) float sums[32 * kPanel];
+    multiply_band(inner + b * 32 * a.I, a.down + (block.slot * outs + p) * a.I * kPanel, a.I, block.size, sums);
+    for (int64_t m = 0; m < block.size; ++m)
+      for (int64_t i = 0; i < kPanel && p * kPanel + i < a.H; i += 16)
+        store(a.y + int64_t{groups.pairs[block.begin + m]} * a.H + p * kPanel + i, load(sums + m * kPanel + i));
+  });
+}
+
 }  // namespace ISA
 
 // Whether this processor has AMX with bfloat16, and the system lets this process use it.
@@ -150,5 +194,6 @@ bool has_amx() {
 
 void amx_linear(const Linear& a) { ISA::linear(a); }
 void amx_linear_silu_mul(const LinearSiluMul& a) { ISA::linear_silu_mul(a); }
+void amx_experts(const Experts& a) { ISA::experts(a); }
 
 }  // namespace batchgen

@@ -56,6 +56,7 @@ void use(const std::string& name) {
 bool has_amx() { return false; }
 void amx_linear(const Linear&) { throw std::logic_error("built without AMX"); }
 void amx_linear_silu_mul(const LinearSiluMul&) { throw std::logic_error("built without AMX"); }
+void amx_experts(const Experts&) { throw std::logic_error("built without AMX"); }
 #endif
 
 }  // namespace batchgen

@@ -15,5 +15,6 @@ void use(const std::string& name);          // throws std::invalid_argument
 bool has_amx();
 void amx_linear(const Linear&);
 void amx_linear_silu_mul(const LinearSiluMul&);
+void amx_experts(const Experts&);
 
 }  // namespace batchgen

@@ -3,7 +3,9 @@
 
 #include "attention.h"
 #include "elementary.h"
+#include "experts.h"
 #include "linear.h"
+#include "route.h"
 #include "rows.h"
 #include "sampler.h"
 
@@ -29,8 +31,9 @@ void elementary(int function, const float* x, float* y, int64_t n) {
 extern const Kernels CAT(kernels_, ISA);
 const Kernels CAT(kernels_, ISA) = {
     STRING(ISA),    ISA::linear,       ISA::embed,     ISA::rms_norm,
-    ISA::linear_silu_mul,  ISA::rotary_store, ISA::attention, ISA::sample,
-    ISA::noise,     ISA::elementary,
+    ISA::linear_silu_mul,  ISA::rotary_store, ISA::attention, ISA::route,
+    ISA::experts,   ISA::combine,      ISA::sample,    ISA::noise,
+    ISA::elementary,
 };
 
 }  // namespace batchgen

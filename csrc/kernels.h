@@ -12,6 +12,7 @@ constexpr int kPanel = 32;      // output rows in one packed panel of a weight
 constexpr int kKBlock = 256;    // products summed before the sum joins the running total of a linear
 constexpr int kTopLogprobs = 20;  // places for the best alternatives of one drawn token
 constexpr int kMaxHead = 256;   // values of a head that attention has room for
+constexpr int kTopK = 32;       // experts of one token that a router has room for
 constexpr int kKvBlock = 32;    // positions in one block of the KV cache and of the attention fold
 
 // y[m, n] = residual[m, n] + (sum_k x[m, k] w[n, k] + bias[n]).  x bf16 [M, K]; w packed [ceil(N/32), K/2, 32, 2].
@@ -120,6 +121,42 @@ struct Sample {
   int64_t R, V;
 };
 
+// The k best experts of each token by its logits [T, E], ids ascending, and their weights [T, k]. Scores are a softmax,
+// chosen by the logit, or sigmoids, chosen by sigmoid + bias (bias [E] or null); `norm`: weights are divided by their sum.
+struct Route {
+  const float* logits;
+  const float* bias;
+  int32_t* experts;
+  float* weights;
+  float scale;
+  bool is_sigmoid, norm;
+  int64_t T, E, k;
+};
+
+// y[p, :] = down[slots[p]] silu_mul(gate_up[slots[p]] x[rows[p], :]), each weight packed as a linear's.
+// x bf16 [., H]; gate_up [S, 2 I / 32, H/2, 32, 2]; down [S, ceil(H/32), I/2, 32, 2]; y [P, H]. I is a multiple of 32,
+// H of 16.
+struct Experts {
+  const uint16_t* x;
+  const int32_t* rows;
+  const int32_t* slots;
+  const uint16_t* gate_up;
+  const uint16_t* down;
+  float* y;
+  int64_t P, S, H, I;
+};
+
+// out[t, :] = residual[t, :] + (sum_j weights[t, j] rows[t, j, :] + shared[t, :]), the sum from +0, j ascending, by FMA.
+// shared may be null. rows [T, k, H], H a multiple of 16.
+struct Combine {
+  const float* rows;
+  const float* weights;
+  const float* shared;
+  const float* residual;
+  float* out;
+  int64_t T, k, H;
+};
+
 struct Kernels {
   const char* name;
   void (*linear)(const Linear&);
@@ -128,6 +165,9 @@ struct Kernels {
   void (*linear_silu_mul)(const LinearSiluMul&);
   void (*rotary_store)(const RotaryStore&);
   void (*attention)(const Attention&);
+  void (*route)(const Route&);
+  void (*experts)(const Experts&);
+  void (*combine)(const Combine&);
   void (*sample)(const Sample&);
   void (*noise)(uint64_t seed, int64_t position, uint32_t lane, float* out, int64_t n);  // for tests
   void (*elementary)(int function, const float* x, float* y, int64_t n);                 // for tests: 0 exp, 1 log

@@ -2,6 +2,7 @@
 
 #include "buffer.h"
 #include "elementary.h"
+#include "groups.h"
 #include "kernels.h"
 #include "pool.h"
 #include "simd.h"
@@ -107,26 +108,19 @@ INLINE void with_rows(int64_t rows, F&& f) {
   else if constexpr (R > 1) with_rows<R - 1>(rows, f);
 }
 
-// `total` things from `start` on, cut into runs as even as they go and no longer than `longest`.
-struct Cuts {
-  int64_t start, total, count;
-  Cuts(int64_t first, int64_t n, int64_t longest) : start(first), total(n), count((n + longest - 1) / longest) {}
-  int64_t begin(int64_t i) const { return start + i * total / count; }
-  int64_t size(int64_t i) const { return begin(i + 1) - begin(i); }
-};
-
-// x rows [begin, begin + rows) to float32, k-major: panel[k * rows + m].
-INLINE void pack_rows(const uint16_t* x, int64_t K, int64_t rows, float* panel) {
+// Rows of x to float32, k-major: panel[k * rows + m] is input k of row_of(m), m < rows.
+template <class RowOf>
+INLINE void pack_rows(RowOf&& row_of, int64_t K, int64_t rows, float* panel) {
   alignas(64) float block[kRows][16];
   int64_t k = 0;
   for (; k + 16 <= K; k += 16) {
-    for (int64_t m = 0; m < rows; ++m) store(block[m], load_bf16(x + m * K + k));
+    for (int64_t m = 0; m < rows; ++m) store(block[m], load_bf16(row_of(m) + k));
     for (int i = 0; i < 16; ++i)
       for (int64_t m = 0; m < rows; ++m) panel[(k + i) * rows + m] = block[m][i];
   }
   for (; k < K; ++k)
     for (int64_t m = 0; m < rows; ++m) {
-      const uint32_t bits = uint32_t{x[m * K + k]} << 16;
+      const uint32_t bits = uint32_t{row_of(m)[k]} << 16;
       std::memcpy(&panel[k * rows + m], &bits, 4);
     }
 }
@@ -208,7 +202,8 @@ INLINE void for_panels(const uint16_t* x, int64_t M, int64_t K, int64_t panels, 
   parallel_for(blocks.count * most_tiles, [&](int64_t i) {
     const Cuts tiles = tiles_of(i / most_tiles);
     const int64_t t = i % most_tiles;
-    if (t < tiles.count) pack_rows(x + tiles.begin(t) * K, K, tiles.size(t), packed + tiles.begin(t) * K);
+    const int64_t begin = t < tiles.count ? tiles.begin(t) : 0;
+    if (t < tiles.count) pack_rows([&](int64_t m) { return x + (begin + m) * K; }, K, tiles.size(t), packed + begin * K);
   });
   // A task is a few neighbouring panels, so that the weights it will want next are known and can be fetched ahead.
   const int64_t fair = panels / (8 * threads());

@@ -63,6 +63,18 @@ NB_MODULE(_cpu, m) {
     kernels().attention({at<uint16_t>(q), at<uint16_t>(k_cache), at<uint16_t>(v_cache), at<int32_t>(block_tables),
                          at<int32_t>(query_start), at<int32_t>(positions), at<uint16_t>(out), scale, S, blocks_per_sequence, Hq, Hk, D});
   }, Release());
+  m.def("route", [](Address logits, Address bias, Address experts, Address weights, float scale, bool is_sigmoid, bool norm,
+                    int64_t T, int64_t E, int64_t k) {
+    kernels().route({at<float>(logits), at<float>(bias), at<int32_t>(experts), at<float>(weights), scale, is_sigmoid, norm, T, E, k});
+  }, Release());
+  m.def("experts", [](Address x, Address rows, Address slots, Address gate_up, Address down, Address y, int64_t P, int64_t S,
+                      int64_t H, int64_t I, bool native) {
+    (native ? amx_experts : kernels().experts)({at<uint16_t>(x), at<int32_t>(rows), at<int32_t>(slots), at<uint16_t>(gate_up),
+                                                at<uint16_t>(down), at<float>(y), P, S, H, I});
+  }, Release());
+  m.def("combine", [](Address rows, Address weights, Address shared, Address residual, Address out, int64_t T, int64_t k, int64_t H) {
+    kernels().combine({at<float>(rows), at<float>(weights), at<float>(shared), at<float>(residual), at<float>(out), T, k, H});
+  }, Release());
   // `arrays` are the addresses of Sample's arrays, in the order of its members.
   m.def("sample", [](const std::vector<Address>& arrays, float reach, bool processed, int64_t R, int64_t V) {
     if (arrays.size() != 26) throw std::invalid_argument("sample takes 26 arrays");

@@ -5,7 +5,8 @@ Dtypes, shapes and layouts are checked; token ids, positions, slots, block table
 in their ranges, which the engine sees to.
 
 Shape legend: T tokens of a step, S sequences, H hidden, Hq query heads, Hk key-value heads, D head dimension,
-N and K a linear's outputs and inputs, P ceil(N / 32) panels, V vocabulary.
+N and K a linear's outputs and inputs, V vocabulary. Of a MoE layer: E experts, k of them a token, I their inner size,
+R rows that are here, P (row, expert) pairs, S slots, each with the weights of one expert.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,18 +21,25 @@ from numpy.typing import NDArray
 from batchgen.errors import EngineError
 from batchgen.kernels import cpu, cuda
 from batchgen.kernels.cache_rows import cache_rows
-from batchgen.kernels.packing import PackedWeight
+from batchgen.kernels.packing import PackedExperts, PackedWeight
+from batchgen.kernels.routing import Pairs, Routing
 from batchgen.kernels.sample_rows import Draws, SampleRows
 
 __all__ = [
+    "PackedExperts",
     "PackedWeight",
+    "Pairs",
+    "Routing",
     "attention",
+    "combine",
     "embedding",
+    "experts",
     "is_watched",
     "linear",
     "linear_silu_mul",
     "rms_norm",
     "rotary_store",
+    "route",
     "sample",
     "told",
     "watch",
@@ -48,7 +56,9 @@ _observers: list[Observer] = []
 def watch(observer: Observer) -> Iterator[None]:
     """While it is open, each op tells `observer` its name and its outputs, which are to be read before it returns.
 
-    They are "out", of `rotary_store` "q" and the "k" and "v" of the same tokens, of `sample` the fields of Draws.
+    They are "out", of `rotary_store` "q" and the "k" and "v" of the same tokens, of `route` "experts" and "weights", of
+    `sample` the fields of Draws. `experts` tells nothing, for its rows need not be of this rank's tokens: who calls it
+    tells of "experts" once the answers are home, [T, k, H].
     """
     _observers.append(observer)
     try:
@@ -137,6 +147,34 @@ def attention(
     Returns bf16 [T, Hq * D].
     """
     return told("attention", _on(q).attention(q, cache, block_tables, query_start, positions))
+
+
+def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Choose each token's experts, by (score descending, id ascending), and weigh them.
+
+    logits float32 [T, E], bias float32 [E] of a sigmoid router -> int32 [T, k], ids ascending, and float32 [T, k].
+    """
+    chosen, weights = _on(logits).route(logits, bias, routing)
+    told("route", chosen, {"experts": chosen, "weights": weights})
+    return chosen, weights
+
+
+def experts(x: Tensor, pairs: Pairs, gate_up: PackedExperts, down: PackedExperts) -> Tensor:
+    """down(silu(gate) * up) of the pair's slot on the pair's row; a row of the result hangs on these two alone.
+
+    x bf16 [R, H]; gate_up S of [2 I, H], gate above up; down S of [H, I] -> float32 [P, H]. Pairs are trusted to name
+    rows and slots that exist; P, and any slot's share of it, may be 0.
+    """
+    y: Tensor = _on(x).experts(x, pairs, gate_up, down)
+    return y
+
+
+def combine(rows: Tensor, weights: Tensor, shared: Tensor | None, residual: Tensor) -> Tensor:
+    """residual + (the weighted sum of a token's experts, in their order, + shared).
+
+    rows float32 [T, k, H]; weights float32 [T, k]; shared, residual float32 [T, H] -> float32 [T, H].
+    """
+    return told("combine", _on(rows).combine(rows, weights, shared, residual))
 
 
 def sample(logits: Tensor, rows: SampleRows, *, processed_logprobs: bool) -> Draws:

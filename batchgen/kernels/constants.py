@@ -6,3 +6,4 @@ K_BLOCK = 256  # products that are summed before the sum joins a linear's runnin
 LANES = 16  # lanes of a row reduction
 TILE_K = 32  # products that one tile instruction of native-amx/1 adds
 MAX_HEAD_DIM = 256  # what the attention kernels have room for
+MAX_TOP_K = 32  # experts of one token that the routers have room for

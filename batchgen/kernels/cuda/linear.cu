@@ -1,17 +1,9 @@
 // x W^T in the written order: products of a K-block summed from +0 with k ascending, block sums added ascending.
 // `sums` gives running totals over runs of K-blocks, `finish` and `finish_silu_mul` add the runs up. A run is all
 // of K, or one block where there are too few tiles to fill the device: which of the two cannot be seen in the bits.
-#include "elementary.h"
+#include "tile.cuh"
 
 namespace batchgen::ISA {
-
-constexpr int kStep = 32, kRows = 16 * TM, kColumns = 64;  // a thread sums TM rows x 4 columns of a tile
-constexpr int kXPairs = kRows * (kStep / 2) / 256, kWPairs = kColumns * (kStep / 2) / 256;
-
-// The next kStep inputs of a tile on their way from memory, as bf16 pairs.
-struct Staged {
-  uint32_t x[kXPairs], w[kWPairs];
-};
 
 struct Tile {
   const uint32_t *x, *w;
@@ -32,36 +24,6 @@ struct Tile {
   }
 };
 
-struct Shared {
-  float x[kStep][kRows + 4], w[kStep][kColumns];
-
-  INLINE void store(const Staged& s) {
-    const int tid = threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < kXPairs; ++i) {
-      const int m = (i * 256 + tid) / 16, k = tid % 16 * 2;
-      x[k][m] = low_bf16(s.x[i]), x[k + 1][m] = high_bf16(s.x[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kWPairs; ++i) {
-      const int n = tid % kColumns, k = (i * 256 + tid) / kColumns * 2;
-      w[k][n] = low_bf16(s.w[i]), w[k + 1][n] = high_bf16(s.w[i]);
-    }
-  }
-
-  INLINE void multiply(int k, int ty, int tx, float (&acc)[TM][4]) const {
-    float a[TM];
-#pragma unroll
-    for (int i = 0; i < TM; ++i) a[i] = x[k][ty * TM + i];
-    const float4 b = *reinterpret_cast<const float4*>(&w[k][tx * 4]);
-#pragma unroll
-    for (int i = 0; i < TM; ++i) {
-      acc[i][0] = fma(a[i], b.x, acc[i][0]), acc[i][1] = fma(a[i], b.y, acc[i][1]);
-      acc[i][2] = fma(a[i], b.z, acc[i][2]), acc[i][3] = fma(a[i], b.w, acc[i][3]);
-    }
-  }
-};
-
 // out[run] [M, N] = the total over K-blocks run * length .. (run + 1) * length.
 KERNEL __launch_bounds__(256, 2) sums(const uint32_t* x, const uint32_t* w, float* out, int64_t M, int64_t N, int64_t K,
                                       int64_t length) {
@@ -70,30 +32,8 @@ KERNEL __launch_bounds__(256, 2) sums(const uint32_t* x, const uint32_t* w, floa
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int64_t begin = blockIdx.z * length * kKBlock, rest = K - begin;
   const int64_t end = begin + (rest < length * kKBlock ? rest : length * kKBlock);
-  float total[TM][4] = {}, part[TM][4] = {};
-  Staged staged;
-  tile.load(staged, begin);
-  for (int64_t k0 = begin; k0 < end; k0 += kStep) {
-    shared.store(staged);
-    __syncthreads();
-    if (k0 + kStep < end) tile.load(staged, k0 + kStep);
-    if (end - k0 >= kStep) {
-#pragma unroll 8
-      for (int k = 0; k < kStep; ++k) shared.multiply(k, ty, tx, part);
-    } else {
-#pragma unroll 1
-      for (int k = 0; k < end - k0; ++k) shared.multiply(k, ty, tx, part);
-    }
-    __syncthreads();
-    const int64_t next = k0 + kStep;
-    if (next % kKBlock == 0 || next >= end) {
-      const bool is_first = (k0 - begin) < kKBlock;
-#pragma unroll
-      for (int i = 0; i < TM; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) total[i][j] = is_first ? part[i][j] : total[i][j] + part[i][j], part[i][j] = 0.0f;
-    }
-  }
+  float total[TM][4] = {};
+  sum_tile(tile, begin, end, shared, total);
 #pragma unroll
   for (int i = 0; i < TM; ++i)
 #pragma unroll

@@ -25,7 +25,7 @@ def _bf16(x: Array) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x)).to(torch.bfloat16)
 
 
-def _tree_sum(x: Array) -> Array:
+def tree_sum(x: Array) -> Array:
     """[…, 16] -> […]: halves of 8, 4, 2, 1."""
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
@@ -59,7 +59,7 @@ def _inverse_rms(x: Array, eps: float) -> Array:
     for i in range(0, x.shape[-1], LANES):
         v = x[..., i : i + LANES]
         lanes = fma(v, v, lanes)
-    mean = _tree_sum(lanes) / np.float32(x.shape[-1])
+    mean = tree_sum(lanes) / np.float32(x.shape[-1])
     return (ONE / np.sqrt(mean + np.float32(eps)))[..., None]  # type: ignore[no-any-return]
 
 
@@ -137,7 +137,7 @@ def _attend(query: Array, past: list[tuple[Array, Array]], length: int) -> Array
         new_maximum = score.max() if b == 0 else max(maximum, score.max())
         weight = np.zeros(BLOCK_SIZE, np.float32)
         weight[:valid] = exp(score - new_maximum)
-        block_sum = _tree_sum(weight[:LANES] + weight[LANES:])
+        block_sum = tree_sum(weight[:LANES] + weight[LANES:])
         block_mixed = np.zeros(D, np.float32)
         for j in range(valid):
             block_mixed = fma(weight[j], value[j], block_mixed)
