@@ -1,0 +1,95 @@
+"""AllToAllExchange: rows travel to the ranks of their experts, the answers travel back; exactly those, and no sums.
+
+Three collectives a layer: the counts; the rows with their pairs, as one run of bytes for each rank; the answers.
+Of a GPU the host waits once, for the counts.
+
+The order is fixed: rows and pairs arrive by source rank, then by token, then by place in `experts`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from batchgen.errors import EngineError
+from batchgen.kernels.routing import Pairs
+from batchgen.parallel.exchange import Arrived
+from batchgen.parallel.routes import Routes
+
+Tensor: TypeAlias = torch.Tensor
+
+_PAIR_BYTES = 8  # two int32: which of the rows that go with it, and the local slot
+
+
+class _Sent(NamedTuple):
+    """What a dispatch leaves for its combine."""
+
+    shape: tuple[int, int]  # T, k
+    order: Tensor  # int64 [pairs sent]: the place t * k + j of each
+    out: Sequence[int]  # pairs sent to each rank
+    here: Sequence[int]  # pairs come from each rank
+
+
+class AllToAllExchange:
+    """The exchange of one layer over the ranks of a mesh. Every rank enters it, also without a token."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes, self._mesh = routes, routes.mesh
+        self._sent: _Sent | None = None
+
+    def dispatch(self, x: Tensor, experts: Tensor) -> Arrived:
+        """See Exchange."""
+        size, (T, k), width = self._mesh.size, experts.shape, x.shape[1]
+        slots = self._routes.lookup(experts)
+        ranks = self._routes.rank_of[slots]
+        goes = ranks[:, :, None] == torch.arange(size, dtype=torch.int32, device=x.device)  # [T, k, size]
+        needs = goes.any(dim=1)  # [T, size]
+        counts = torch.stack([needs.sum(dim=0), goes.sum(dim=(0, 1))], dim=1)  # [size, 2]: rows, pairs
+        both = torch.stack([counts, self._mesh.all_to_all(counts, [1] * size, [1] * size)]).tolist()
+        (rows_out, pairs_out), (rows_here, pairs_here) = (tuple(zip(*side, strict=True)) for side in both)
+
+        tokens = torch.argsort(needs.T.reshape(-1), descending=True, stable=True)[: sum(rows_out)] % max(T, 1)
+        order = torch.argsort(torch.where(ranks < 0, size, ranks).reshape(-1), stable=True)[: sum(pairs_out)]
+        place = needs.cumsum(dim=0) - 1  # [T, size]: where a token's row stands among those of a rank
+        row = place.gather(1, ranks.clamp(min=0).long())
+        pairs = torch.stack([row.int(), self._routes.local_of[slots]], dim=2).view(-1, 2)[order]
+        received = self._mesh.all_to_all(
+            _interleaved(x[tokens], rows_out, pairs, pairs_out),
+            _sizes(rows_out, pairs_out, width * x.element_size()),
+            _sizes(rows_here, pairs_here, width * x.element_size()),
+        )
+        self._sent = _Sent((T, k), order, pairs_out, pairs_here)
+        return _arrived(received, rows_here, pairs_here, x)
+
+    def combine(self, y: Tensor) -> Tensor:
+        """See Exchange."""
+        if self._sent is None or len(y) != sum(self._sent.here):
+            raise EngineError(f"{len(y)} answers, which fit no dispatch")
+        (T, k), order, out, here = self._sent
+        self._sent = None
+        back = self._mesh.all_to_all(y.contiguous(), send=here, receive=out)
+        rows = y.new_empty(T * k, y.shape[1]) if len(order) == T * k else y.new_zeros(T * k, y.shape[1])
+        return rows.index_copy_(0, order, back).view(T, k, y.shape[1])
+
+
+def _sizes(rows: Sequence[int], pairs: Sequence[int], row_bytes: int) -> Sequence[int]:
+    return [n * row_bytes + p * _PAIR_BYTES for n, p in zip(rows, pairs, strict=True)]
+
+
+def _interleaved(x: Tensor, rows: Sequence[int], pairs: Tensor, pair_counts: Sequence[int]) -> Tensor:
+    """uint8: for each rank its rows, then its pairs."""
+    of_rows = x.view(torch.uint8).split_with_sizes(rows)
+    of_pairs = pairs.view(torch.uint8).split_with_sizes(pair_counts)
+    return torch.cat([part.reshape(-1) for both in zip(of_rows, of_pairs, strict=True) for part in both])
+
+
+def _arrived(received: Tensor, rows: Sequence[int], pairs: Sequence[int], like: Tensor) -> Arrived:
+    """What came, with the rows numbered through all ranks."""
+    row_bytes = like.shape[1] * like.element_size()
+    sizes = [size for n, p in zip(rows, pairs, strict=True) for size in (n * row_bytes, p * _PAIR_BYTES)]
+    parts = received.split_with_sizes(sizes)
+    x = torch.cat(parts[0::2]).view(like.dtype).view(-1, like.shape[1])
+    row, slot = torch.cat(parts[1::2]).view(torch.int32).view(-1, 2).unbind(1)
+    first = np.repeat(np.cumsum([0, *rows[:-1]]), pairs).astype(np.int32)
+    return Arrived(x, Pairs(row + torch.from_numpy(first).to(x.device), slot.contiguous()))
