@@ -1,19 +1,12 @@
-"""How the tokens of a MoE layer choose experts, and the list of (row, expert) pairs that comes of it."""
+"""What a router is asked for, and the list of (row, expert) pairs that comes of it."""
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from batchgen.routing import Routing
 
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """The scores of the experts and what becomes of the best; defined in reference/moe.py."""
-
-    top_k: int
-    scoring: Literal["softmax", "sigmoid"]
-    norm_topk: bool  # the weights of the chosen experts are divided by their sum
-    scale: float  # a float32 value, by which they are multiplied at last
+__all__ = ["Pairs", "Routing"]
 
 
 class Pairs(NamedTuple):

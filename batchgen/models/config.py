@@ -1,4 +1,4 @@
-"""ModelConfig: the numbers of a decoder-only model that the arithmetic depends on. Standard library only.
+"""ModelConfig: the numbers of a decoder-only model that the arithmetic depends on. No torch.
 
 Floats are held as the float32 values that the kernels use, so that config.json (decimal text) and GGUF
 (float32 bits) give equal configs.
@@ -12,6 +12,7 @@ from decimal import Context, Decimal
 from typing import Any, Literal, Self
 
 from batchgen.errors import ModelError
+from batchgen.routing import Routing
 
 # Enough digits that rounding the result to float64 is correct for every base and head size in use.
 _DECIMAL = Context(prec=50)
@@ -26,6 +27,34 @@ class RopeScaling:
     low_freq_factor: float = 0.0
     high_freq_factor: float = 0.0
     original_max_position_embeddings: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Layers whose feed-forward part is a choice of experts; `ModelConfig.intermediate_size` is that of the others."""
+
+    num_experts: int
+    inner_size: int  # of one expert
+    routing: Routing
+    has_bias: bool  # a float32 number for each expert that the choice alone looks at
+    shared_size: int  # inner size of the expert that every token goes to; 0: there is none
+    dense_layers: tuple[int, ...]  # without experts, ascending
+
+    def check(self, num_layers: int, where: str) -> None:
+        """Raises ModelError if the sizes do not fit together."""
+        for name, least in (("num_experts", 1), ("inner_size", 2), ("shared_size", 0)):
+            if (value := getattr(self, name)) < least:
+                raise ModelError(f"{name} is {value}; it must be at least {least}", where=where)
+        for name in ("inner_size", "shared_size"):
+            if getattr(self, name) % 2:
+                raise ModelError(f"{name} is {getattr(self, name)}; odd sizes are not supported", where=where)
+        if not 1 <= self.routing.top_k <= self.num_experts:
+            message = f"{self.routing.top_k} experts for each token cannot be chosen out of {self.num_experts}"
+            raise ModelError(message, where=where)
+        if not self.routing.scale > 0:
+            raise ModelError(f"the weights of experts are scaled by {self.routing.scale}", where=where)
+        if any(not 0 <= layer < num_layers for layer in self.dense_layers):
+            raise ModelError(f"there are {num_layers} layers, and dense ones are {self.dense_layers}", where=where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +83,11 @@ class ModelConfig:
     qk_norm: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    moe: MoeConfig | None = None
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether the layer has experts."""
+        return self.moe is not None and layer not in self.moe.dense_layers
 
     def check(self, where: str) -> Self:
         """Returns self. Raises ModelError if the sizes do not fit together."""
@@ -72,18 +106,26 @@ class ModelConfig:
         scaling = self.rope_scaling
         if scaling and not (scaling.factor > 0 and scaling.low_freq_factor <= scaling.high_freq_factor):
             raise ModelError(f"makes no sense: {scaling}", where=f"{where}: rope_scaling")
+        if self.moe is not None:
+            self.moe.check(self.num_layers, where)
         return self
 
     def arithmetic(self) -> dict[str, Any]:
         """The fields that can change a logit: all but the name, the length limits and the special token ids."""
         apart = ("architecture", "max_position_embeddings", "max_context", "bos_token_id", "eos_token_ids")
-        return {name: value for name, value in asdict(self).items() if name not in apart}
+        fields = {name: value for name, value in asdict(self).items() if name not in apart}
+        if self.moe is None:  # so that the digest of a dense model says nothing of experts
+            del fields["moe"]
+        return fields
 
     @property
     def layer_weights(self) -> int:
-        """How many weights the linears of one layer have."""
+        """How many weights the linears of one layer have; of the largest, where only some layers have experts."""
         heads = 2 * self.num_heads + 2 * self.num_kv_heads
-        return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+        inner = self.intermediate_size
+        if self.moe is not None:
+            inner = self.moe.num_experts * self.moe.inner_size + self.moe.shared_size
+        return self.hidden_size * (heads * self.head_dim + 3 * inner)
 
     def inverse_frequencies(self) -> tuple[float, ...]:
         """Rotary frequencies in radians a position, float64 [head_dim / 2]: the same bits on every machine.
@@ -108,16 +150,22 @@ class ModelConfig:
     def from_json(cls, text: str) -> Self:
         """Inverse of `to_json`. Raises TypeError, KeyError or ValueError on anything else."""
         fields = json.loads(text)
-        scaling = fields.pop("rope_scaling")
+        scaling, moe = fields.pop("rope_scaling"), fields.pop("moe")
         return cls(
             **{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])},
             rope_scaling=RopeScaling(**scaling) if scaling else None,
+            moe=_moe_from_json(moe) if moe else None,
         )
 
 
 def as_float32(value: float) -> float:
     """The float32 nearest to `value`, as a Python float. Raises OverflowError outside its range."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def _moe_from_json(fields: dict[str, Any]) -> MoeConfig:
+    routing, dense = Routing(**fields["routing"]), tuple(fields["dense_layers"])
+    return MoeConfig(**{**fields, "routing": routing, "dense_layers": dense})
 
 
 def _llama3(frequency: float, scaling: RopeScaling) -> float:

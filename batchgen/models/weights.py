@@ -1,18 +1,22 @@
-"""Checkpoint: a model's config and its bfloat16 tensors under their Hugging Face names, one tensor at a time."""
+"""Checkpoint: a model's config and its tensors under their Hugging Face names, one tensor at a time."""
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from batchgen.errors import ModelError
-from batchgen.models.config import ModelConfig
+from batchgen.models.config import ModelConfig, MoeConfig
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 Shape = tuple[int, ...]
+
+ROUTER_BIAS = "gate.e_score_correction_bias"
+_EXPERT = re.compile(r"(model\.layers\.\d+)\.mlp\.experts\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,15 @@ class Checkpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor `name`: bfloat16 on the CPU, contiguous, [out, in] for a linear layer; read it, never write.
 
-        float32 and float16 values are rounded to the nearest bfloat16, ties to even. Raises ModelError if a
-        value is not finite, before or after.
+        float32 and float16 values are rounded to the nearest bfloat16, ties to even. The bias of a router alone is
+        float32, as it stands: rounded, it would choose other experts. Raises ModelError if a value is not finite,
+        before or after.
         """
+        if name.endswith(ROUTER_BIAS):
+            exact = self.read(name).float().contiguous()
+            if not exact.isfinite().all():
+                raise ModelError(f"tensor {name} holds NaN or infinity", where=self.where)
+            return exact
         tensor = self.read(name).to(torch.bfloat16).contiguous()
         # By its bits, because isfinite on bfloat16 takes longer than the dequantising does.
         if (tensor.view(torch.int16) & 0x7FFF).max() >= 0x7F80:
@@ -60,13 +70,31 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
             shapes[layer + "self_attn.k_norm.weight"] = (config.head_dim,)
         shapes[layer + "self_attn.o_proj.weight"] = (hidden, q)
         shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
-        shapes[layer + "mlp.gate_proj.weight"] = (inner, hidden)
-        shapes[layer + "mlp.up_proj.weight"] = (inner, hidden)
-        shapes[layer + "mlp.down_proj.weight"] = (hidden, inner)
+        if config.moe is not None and config.is_moe(i):
+            shapes |= _expert_tensors(config.moe, hidden, layer + "mlp.")
+        else:
+            shapes |= _gated(layer + "mlp.", inner, hidden)
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         shapes[LM_HEAD] = (config.vocab_size, hidden)
     return shapes
+
+
+def _expert_tensors(moe: MoeConfig, hidden: int, at: str) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {at + "gate.weight": (moe.num_experts, hidden)}
+    if moe.has_bias:
+        shapes[at + ROUTER_BIAS] = (moe.num_experts,)
+    for j in range(moe.num_experts):
+        shapes |= _gated(f"{at}experts.{j}.", moe.inner_size, hidden)
+    if moe.shared_size:
+        shapes |= _gated(at + "shared_experts.", moe.shared_size, hidden)
+    return shapes
+
+
+def _gated(at: str, inner: int, hidden: int) -> dict[str, Shape]:
+    """A gated MLP."""
+    rows = {at + f"{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+    return {**rows, at + "down_proj.weight": (hidden, inner)}
 
 
 def check_inventory(found: Mapping[str, Shape], config: ModelConfig, where: Callable[[str], str]) -> None:
@@ -75,6 +103,7 @@ def check_inventory(found: Mapping[str, Shape], config: ModelConfig, where: Call
     `where` gives the place of a tensor, or of one that should be there.
     """
     expected = expected_tensors(config)
+    _check_experts(found, config, where)
     if missing := [name for name in expected if name not in found]:
         raise ModelError(f"tensor {_listed(missing)} is missing", where=where(missing[0]))
     if unknown := sorted(found.keys() - expected.keys()):
@@ -86,8 +115,23 @@ def check_inventory(found: Mapping[str, Shape], config: ModelConfig, where: Call
             raise ModelError(message, where=where(name))
 
 
+def _check_experts(found: Mapping[str, Shape], config: ModelConfig, where: Callable[[str], str]) -> None:
+    """Raises ModelError unless every layer with experts has as many as the config says."""
+    if config.moe is None:
+        return
+    counts: dict[str, set[str]] = {}
+    for name in found:
+        if match := _EXPERT.match(name):
+            counts.setdefault(match[1], set()).add(match[2])
+    for layer, numbers in sorted(counts.items()):
+        if len(numbers) != config.moe.num_experts:
+            message = f"{layer} has {len(numbers)} experts, and the config says {config.moe.num_experts}"
+            hint = "config.json is not that of these weights, or some of their files are missing"
+            raise ModelError(message, where=where(f"{layer}.mlp.experts.0.gate_proj.weight"), hint=hint)
+
+
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Hex SHA-256 of the bytes of a contiguous CPU bfloat16 tensor, little endian."""
+    """Hex SHA-256 of the bytes of a contiguous CPU tensor of bfloat16 or float32, little endian."""
     return hashlib.sha256(tensor.view(torch.int16).numpy().data).hexdigest()
 
 
@@ -95,7 +139,7 @@ def combine_digests(config: ModelConfig, digests: Mapping[str, str]) -> str:
     """The weights digest: hex SHA-256 over all that decides the logits of given token ids.
 
     That is the config's arithmetic and, sorted by Hugging Face name, each tensor's shape and `tensor_digest`. It is of
-    the bfloat16 values that are computed with, so one model has one digest in every file format.
+    the values that are computed with, so one model has one digest in every file format.
     """
     shapes = expected_tensors(config)
     assert digests.keys() == shapes.keys()

@@ -2,7 +2,7 @@
 
 data      errors < records < seeds, spec < io < plan
 text      errors, records, spec < text < preflight (which reads rows and tokenises them)
-compute   errors, records, seeds < kernels < parallel < layers < models < engine
+compute   errors, records, seeds, routing < kernels < parallel < layers < models < engine
 joined    executor < loader < verify.ledger < verify.replay, verify.explain < cli
 files     verify.integrity, verify.diff and report stay with the data side
 """
@@ -18,7 +18,7 @@ from contracts.source_tree import PACKAGE, imports, modules
 BASE = {"errors", "records", "seeds"}
 DATA = BASE | {"spec", "io", "plan"}
 COMPUTE = BASE | {"kernels", "parallel", "layers", "models", "engine"}
-JOINED = {"executor", "executor.start", "loader", "text"}
+JOINED = {"executor", "executor.start", "executor.replica", "loader", "text"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -29,10 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": BASE | {"spec", "io"},
     "text": BASE | {"spec"},
     "preflight": DATA | {"text"},
-    "kernels": {"errors"},
+    "routing": set(),
+    "kernels": {"errors", "routing"},
     "parallel": {"errors", "kernels"},
     "layers": BASE | {"kernels", "parallel"},
-    "models": BASE | {"kernels", "parallel", "layers"},
+    "models": BASE | {"routing", "kernels", "parallel", "layers"},
     "engine": BASE | {"kernels", "parallel", "layers", "models"},
     "executor": DATA | {"text", "verify.integrity"},
     "verify.integrity": DATA,
@@ -40,6 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generation_config": DATA,
     "loader": DATA | {"text", "models", "executor", "generation_config"},
     "executor.start": DATA | COMPUTE | {"text", "loader", "executor"},
+    "executor.rank": DATA | COMPUTE | {"text", "loader", "executor", "executor.start"},
+    "executor.replica": DATA | COMPUTE | {"text", "loader", "executor", "executor.rank", "executor.start"},
     "job": DATA | JOINED | {"models"},
     "verify.ledger": DATA | JOINED | {"models", "engine", "verify.integrity"},
     "verify.replay": DATA | COMPUTE | JOINED | {"verify.ledger", "verify.integrity"},
@@ -60,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 UNIT_OF = {"strict_yaml": "spec", "validation": "spec", "_cpu": "kernels", "verify.shard_check": "verify.integrity"} | {
     f"verify.{part}": "verify.diff" for part in ("alignment", "causes", "diff_file", "row_pairs", "sorting")
 }
+UNIT_OF |= {"executor.messages": "executor.rank", "executor.rank_process": "executor.replica"}
 UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", "mismatch")}
 UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", "stored_row")}
 
