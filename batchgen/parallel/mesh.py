@@ -99,12 +99,12 @@ class Mesh:
         """Every rank's x, of one shape on all.  uint8 [n] on the mesh's device -> uint8 [size, n]. No host sync."""
         if self.size == 1:
             return x[None]
-        out = x.new_empty(self.size, x.shape[0])
+        out = x.new_empty(self.size * len(x))
         try:
             _all_gather(out, x)
         except RuntimeError as error:
             raise self._lost(error) from error
-        return out
+        return out.view(self.size, len(x))
 
     def all_to_all(self, x: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
         """Rows by the rank that they go to -> rows by the rank that they come from; bytes as they are.
