@@ -40,7 +40,7 @@ class Decoder:
         native: bool = False,
         device: torch.device = CPU,
     ) -> None:
-        """`weights`: names and layouts of models/packed.py; `native`: linears on the matrix unit (native-amx/1).
+        """`weights`: names of models/fused.py, linears packed; `native`: linears on the matrix unit (native-amx/1).
 
         Raises ModelError for sizes the kernels do not take, EngineError when the weights do not fit on `device`.
         """

@@ -8,13 +8,13 @@ import torch
 
 from batchgen.kernels.memory import room_for
 from batchgen.models.config import ModelConfig
-from batchgen.models.packed import fused
+from batchgen.models.fused import fused
 from batchgen.models.weights import Checkpoint, combine_digests
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """Names as in models/packed.py; a linear is bf16 [N, K], a norm or bias float32 [N]. To be read, never written."""
+    """Names as in models/fused.py; a linear is bf16 [N, K], a norm or bias float32 [N]. To be read, never written."""
 
     config: ModelConfig
     weights_digest: str

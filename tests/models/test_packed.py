@@ -13,7 +13,7 @@ from batchgen.errors import ModelError
 from batchgen.kernels.packing import PackedWeight, unpack
 from batchgen.models.checkpoint import open_checkpoint
 from batchgen.models.files import source_digest
-from batchgen.models.packed import PackedWeights
+from batchgen.models.packed import LAYOUT, PackedWeights
 from batchgen.models.weights import Checkpoint
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_cache_is_built_again(tiny_llama: Path, cache: Path) -> None:
     good = cache_file(cache).read_bytes()
     for what, bad in damages(good):
         cache_file(cache).unlink()  # the old mapping stays valid
-        next_file = cache / f"{source_digest(tiny_llama)}-1.packed"
+        next_file = cache / f"{source_digest(tiny_llama)}-{LAYOUT}.packed"
         next_file.write_bytes(bad)
         with pytest.warns(RuntimeWarning, match="building it again"):
             assert_same(load(tiny_llama, cache), whole)
@@ -146,7 +146,7 @@ def test_a_changed_config_is_another_model(tmp_path: Path, cache: Path) -> None:
 def test_the_file_of_another_model_under_this_name_is_refused(tmp_path: Path, tiny_llama: Path, cache: Path) -> None:
     other = write_tiny(tmp_path / "other", seed=1)
     load(other, cache)
-    cache_file(cache).rename(cache / f"{source_digest(tiny_llama)}-1.packed")
+    cache_file(cache).rename(cache / f"{source_digest(tiny_llama)}-{LAYOUT}.packed")
     with pytest.warns(RuntimeWarning, match="is of another model"):
         loaded = load(tiny_llama, cache)
     assert loaded.weights_digest == open_checkpoint(tiny_llama).weights_digest()
