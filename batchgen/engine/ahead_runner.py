@@ -1,17 +1,44 @@
 """The runner of a GPU: CUDA graphs for single tokens, and the next step queued before the host knows the last one."""
 
 import collections.abc
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from batchgen import kernels
-from batchgen.engine.batch import Chunk, Sampled
-from batchgen.engine.decode_graphs import DecodeGraphs, Row
+from batchgen.engine.batch import Agreed, Chunk, Sampled
+from batchgen.engine.decode_graphs import DecodeGraphs, GraphSize, Row
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.sampling import sample_rows, sampled
 from batchgen.engine.step_ahead import StepAhead
 from batchgen.kernels.cuda.sampler import draw, upload
 from batchgen.models.any_decoder import AnyDecoder, Cache
+
+
+class Wants(NamedTuple):
+    """What one rank has to run in a step, or the most that any rank has: then all ranks run the same forwards.
+
+    First the rest, what was not computed ahead: by a graph if no rank has more than single tokens there and no rank
+    took anything (a graph could write over the logits that are there), else as a step of its own. Then, by a graph,
+    the tokens after those that are drawn.
+    """
+
+    tokens: int  # of the step
+    ahead: int  # of them that were computed ahead
+    rest: int  # of them that were not
+    is_mixed: int  # 1 if a chunk of the rest is no single token that is drawn for
+    rest_context: int  # positions of its longest sequence
+    going: int  # sequences that may go on after this step
+    going_context: int
+
+
+class _Plan(NamedTuple):
+    """One step of this rank."""
+
+    ahead: dict[int, int]  # index of a chunk -> row of the logits that were computed ahead
+    rest: list[Chunk]
+    going: list[int]  # which of the chunks that draw may go on
 
 
 class AheadRunner(ModelRunner):
@@ -22,36 +49,65 @@ class AheadRunner(ModelRunner):
         self.graphs = DecodeGraphs(model, cache, max_model_len)
         self.taken = 0  # chunks that had been computed ahead
         self._ahead = StepAhead(self.graphs)
+        self._plan = _Plan({}, [], [])
 
-    def _step(self, chunks: collections.abc.Sequence[Chunk]) -> list[Sampled]:
+    def wants(self, chunks: collections.abc.Sequence[Chunk]) -> list[int]:
+        """See ModelRunner: the numbers of Wants."""
+        ahead = self._ahead.take(chunks)
+        rest = [chunk for index, chunk in enumerate(chunks) if index not in ahead]
+        drawn = [chunk for chunk in chunks if chunk.samples]
+        going = self._ahead.going(drawn)
+        self._plan = _Plan(ahead, rest, going)
+        return list(
+            Wants(
+                tokens=sum(chunk.length for chunk in chunks),
+                ahead=len(ahead),
+                rest=sum(chunk.length for chunk in rest),
+                is_mixed=int(not all(chunk.length == 1 and chunk.samples for chunk in rest)),
+                rest_context=max((chunk.stop for chunk in rest), default=0),
+                going=len(going),
+                going_context=max((drawn[at].stop + 1 for at in going), default=0),
+            )
+        )
+
+    def _step(self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None) -> list[Sampled]:
         if kernels.is_watched():
             self._ahead.take([])
-            return super()._step(chunks)
-        logits = self._logits(chunks)
+            return super()._step(chunks, agreed)
+        if agreed is None:
+            agreed = np.array([self.wants(chunks)])
+        most = Wants(*agreed.max(axis=0).tolist())
+        logits = self._logits(chunks, most)
         drawn = [chunk for chunk in chunks if chunk.samples]
-        if not drawn:
-            return []
         sequences = [chunk.sequence for chunk in drawn]
+        going, size = self._plan.going, GraphSize(most.going, most.going_context)
+        if not drawn:
+            if most.going:
+                self._ahead.serve(size)
+            return []
         rows = upload(sample_rows(sequences), logits.shape[1], logits.device)
         draws = draw(logits, rows, processed_logprobs=self._processed_logprobs)
         wait = draws.fetch()
-        self._ahead.start(drawn, draws.token)
+        if most.going:
+            self._ahead.start(drawn, going, draws.token, size)
         return sampled(wait(), sequences)
 
-    def _logits(self, chunks: collections.abc.Sequence[Chunk]) -> torch.Tensor:
+    def _logits(self, chunks: collections.abc.Sequence[Chunk], most: Wants) -> torch.Tensor:
         """Float32 [R, V] of the chunks that draw, in their order."""
-        ahead = self._ahead.take(chunks)
+        ahead, rest, _ = self._plan
         self.taken += len(ahead)
-        rest = [chunk for index, chunk in enumerate(chunks) if index not in ahead]
-        if not ahead:
-            if all(chunk.length == 1 and chunk.samples for chunk in rest):
-                return self.graphs.forward([_row(chunk) for chunk in rest])
-            return self._forward(rest)
         known = self._ahead.logits
+        if not most.rest:
+            return _picked(known, list(ahead.values()))
+        if not most.ahead and not most.is_mixed:
+            size = GraphSize(most.rest, most.rest_context)
+            return self.graphs.forward([_row(chunk) for chunk in rest], size=size)
+        found = self._forward(rest)
+        if not ahead:
+            return found
         if not rest:
             return _picked(known, list(ahead.values()))
-        # No graph: it could write over the logits that are there.
-        both = torch.cat([known, self._forward(rest)])
+        both = torch.cat([known, found])
         new = iter(range(len(known), len(both)))
         return _picked(both, [ahead[i] if i in ahead else next(new) for i, chunk in enumerate(chunks) if chunk.samples])
 

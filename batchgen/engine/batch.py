@@ -2,7 +2,10 @@
 
 import collections.abc
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from batchgen.engine.sequence import Sequence
 
@@ -38,8 +41,21 @@ class Sampled(NamedTuple):
     finite: bool
 
 
+Agreed: TypeAlias = NDArray[np.int64]  # [ranks, n]: the numbers of every rank
+
+
 class Runner(Protocol):
     """Runs the model; owns the KV cache, in blocks that the engine numbers."""
 
     def step(self, chunks: collections.abc.Sequence[Chunk]) -> list[Sampled]:
         """Compute every chunk and draw for those with `samples`, in their order."""
+
+
+class LockstepRunner(Protocol):
+    """A runner whose every step is a step of all ranks."""
+
+    def wants(self, chunks: collections.abc.Sequence[Chunk]) -> list[int]:
+        """What a step of `chunks` is to other ranks; the first number is its tokens. `step` with them comes next."""
+
+    def step(self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None = None) -> list[Sampled]:
+        """As a Runner's, on every rank at once, without a chunk too.  `agreed`: what each of them wants."""

@@ -30,6 +30,13 @@ def context_bucket(positions: int, max_model_len: int) -> int:
     return min(max(_SHORTEST, 1 << (positions - 1).bit_length()), longest)
 
 
+class GraphSize(NamedTuple):
+    """What a graph must have room for: the most of any rank, so that all ranks run graphs of one size."""
+
+    rows: int
+    positions: int  # of the longest context
+
+
 class Row(NamedTuple):
     """One token of one sequence."""
 
@@ -84,7 +91,7 @@ class _Graph:
     def run(self, rows: collections.abc.Sequence[Row], draws: FromDraws | None) -> torch.Tensor:
         """Logits float32 [rows, V], good until the next run of any graph."""
         self._fill(rows)
-        if draws:
+        if draws and rows:
             tokens, which = draws
             if which is not None:
                 tokens = tokens[torch.tensor(which).to(tokens.device, non_blocking=True)]
@@ -126,12 +133,16 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[int, int], _Graph] = {}
 
-    def forward(self, rows: collections.abc.Sequence[Row], draws: FromDraws | None = None) -> torch.Tensor:
+    def forward(
+        self, rows: collections.abc.Sequence[Row], draws: FromDraws | None = None, size: GraphSize | None = None
+    ) -> torch.Tensor:
         """Logits float32 [R, V], good until the next call; `draws`: where the token ids come from instead.
 
-        The caller has waited for what the call before the last one led to: its inputs are written over.
+        There may be fewer rows than `size` says, and none; without it there are as many. The caller has waited for what
+        the call before the last one led to: its inputs are written over.
         """
-        key = bucket(len(rows)), context_bucket(max(row.position for row in rows) + 1, self._max_model_len)
+        size = size or GraphSize(len(rows), max(row.position for row in rows) + 1)
+        key = bucket(size.rows), context_bucket(size.positions, self._max_model_len)
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = _Graph(self._decoder, self._cache, *key, self._pool)

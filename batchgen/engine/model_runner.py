@@ -5,7 +5,7 @@ import collections.abc
 import numpy as np
 import torch
 
-from batchgen.engine.batch import Chunk, Sampled
+from batchgen.engine.batch import Agreed, Chunk, Sampled
 from batchgen.engine.sampling import draw
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.golden import require_rounding
@@ -22,22 +22,35 @@ class ModelRunner:
         self._cache = cache
         self._processed_logprobs = processed_logprobs
 
+    def wants(self, chunks: collections.abc.Sequence[Chunk]) -> list[int]:
+        """What a step of `chunks` is to other ranks; the first number is its tokens. `step` with them comes next."""
+        return [sum(chunk.length for chunk in chunks)]
+
     @torch.inference_mode()
-    def step(self, chunks: collections.abc.Sequence[Chunk]) -> list[Sampled]:
+    def step(self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None = None) -> list[Sampled]:
         """Compute every chunk and draw for those with `samples`, in their order.
 
-        Raises EngineError where floats are not rounded to nearest, and when a GPU's memory runs out.
+        `agreed`: what every rank `wants` of this step, in which each of them runs as many forwards, one of them
+        perhaps without a chunk of its own; None for a rank alone. Raises EngineError where floats are not rounded to
+        nearest, and when a GPU's memory runs out.
         """
         require_rounding()
         with room_for(f"a step of {sum(chunk.length for chunk in chunks)} tokens"):
-            return self._step(chunks)
+            sampled = self._step(chunks, agreed)
+            if agreed is not None:
+                self._model.end_of_step()
+            return sampled
 
-    def _step(self, chunks: collections.abc.Sequence[Chunk]) -> list[Sampled]:
+    def _step(self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None) -> list[Sampled]:
         sequences = [chunk.sequence for chunk in chunks if chunk.samples]
         logits = self._forward(chunks)
         return draw(logits, sequences, processed=self._processed_logprobs) if sequences else []
 
     def _forward(self, chunks: collections.abc.Sequence[Chunk]) -> torch.Tensor:
+        """Logits float32 [R, V] of the chunks that draw; none for a rank that only serves the others."""
+        if not chunks:
+            self._model.idle()
+            return torch.empty(0, self._model.config.vocab_size, device=self._model.device)
         return self._model.forward(step_tensors(chunks).on(self._model.device), self._cache)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from batchgen.engine.batch import Chunk
-from batchgen.engine.decode_graphs import DecodeGraphs, Row
+from batchgen.engine.decode_graphs import DecodeGraphs, GraphSize, Row
 from batchgen.engine.sequence import Sequence
 from batchgen.kernels.constants import BLOCK_SIZE
 
@@ -48,16 +48,24 @@ class StepAhead:
         """Float32 [rows, V]."""
         return self._logits
 
-    def start(self, drawn: collections.abc.Sequence[Chunk], tokens: torch.Tensor) -> None:
-        """Queue the next token of each of `drawn` that may go on.  tokens int32 [R], on the device, theirs in order."""
-        going = [(row, chunk) for row, chunk in enumerate(drawn) if _may_go_on(chunk)]
-        if not going:
-            return
-        rows = [Row(chunk.sequence.block_table, chunk.stop, 0) for _, chunk in going]
-        indices = None if len(going) == len(drawn) else [row for row, _ in going]
-        self._logits = self._graphs.forward(rows, (tokens, indices))
-        for at, (_, chunk) in enumerate(going):
-            self._rows[id(chunk.sequence)] = _Ahead(chunk.sequence, at, slot_of(chunk.sequence, chunk.stop))
+    def going(self, drawn: collections.abc.Sequence[Chunk]) -> list[int]:
+        """Which of `drawn` may want another token after the one being drawn."""
+        return [at for at, chunk in enumerate(drawn) if _may_go_on(chunk)]
+
+    def start(
+        self, drawn: collections.abc.Sequence[Chunk], going: list[int], tokens: torch.Tensor, size: GraphSize
+    ) -> None:
+        """Queue the next tokens.  tokens int32 [R], on the device, those of `drawn`; `going`: which of them go on."""
+        rows = [Row(drawn[at].sequence.block_table, drawn[at].stop, 0) for at in going]
+        indices = None if len(going) == len(drawn) else going
+        self._logits = self._graphs.forward(rows, (tokens, indices), size)
+        for row, at in enumerate(going):
+            sequence = drawn[at].sequence
+            self._rows[id(sequence)] = _Ahead(sequence, row, slot_of(sequence, drawn[at].stop))
+
+    def serve(self, size: GraphSize) -> None:
+        """Run with other ranks what only they have tokens for."""
+        self._graphs.forward([], size=size)
 
 
 def _may_go_on(chunk: Chunk) -> bool:

@@ -20,7 +20,7 @@ from support.model_cases import (
 from batchgen import kernels
 from batchgen.engine import ahead_runner
 from batchgen.engine.ahead_runner import AheadRunner
-from batchgen.engine.decode_graphs import FromDraws, Row
+from batchgen.engine.decode_graphs import FromDraws, GraphSize, Row
 from batchgen.engine.engine import Engine
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.step_ahead import StepAhead
@@ -40,7 +40,12 @@ class PlainGraphs:
     cache: list[Cache]
     last: torch.Tensor | None = None
 
-    def forward(self, rows: Sequence[Row], draws: FromDraws | None = None) -> torch.Tensor:
+    def forward(
+        self, rows: Sequence[Row], draws: FromDraws | None = None, size: GraphSize | None = None
+    ) -> torch.Tensor:
+        assert size
+        assert len(rows) <= size.rows
+        assert all(row.position < size.positions for row in rows)
         ids = [row.token_id for row in rows]
         if draws:
             tokens, which = draws
@@ -168,6 +173,6 @@ def test_counter_logits_of_another_row_are_seen(
     plain: Engine, runner: AheadRunner, alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = runner.graphs.forward
-    monkeypatch.setattr(runner.graphs, "forward", lambda rows, draws=None: forward(rows, draws).flip(0))
+    monkeypatch.setattr(runner.graphs, "forward", lambda *given, **size: forward(*given, **size).flip(0))
     found = generate(ahead(plain, runner), requests())
     assert sum(found[key] != alone[key] for key in found) > 10
