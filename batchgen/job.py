@@ -8,8 +8,9 @@ from pathlib import Path
 
 from batchgen.executor.base import Job, Progress
 from batchgen.executor.local import JobReport, run_local
+from batchgen.executor.replica import ending, only_ranks_open_weights, start_replica
 from batchgen.executor.run_config import RunConfig
-from batchgen.executor.start import Weights, open_weights, start_engine
+from batchgen.executor.start import Weights, open_weights
 from batchgen.io.run_folder import RunFolder
 from batchgen.loader import LoadedModel, load_job, naming
 from batchgen.spec import load_spec
@@ -34,25 +35,29 @@ def run_job(
     is_new = not config.out.exists()
     RunFolder.open(config.out).close()
     try:
-        job, model, weights = _load(path, numerics, on_fetch)
-        engine = start_engine(job.spec, model, config, weights.result())
+        job, model, weights = _load(path, numerics, config.expert_parallel_size, on_fetch)
+        engine = start_replica(job.spec, model, config, weights.result())
     except BaseException:
         if is_new:
             with suppress(OSError):
                 config.out.rmdir()
         raise
-    with naming(path):
+    with naming(path), ending(engine):
         return run_local(job, engine, config, on_progress)
 
 
 def _load(
-    path: Path, numerics: str, on_fetch: Callable[[int, int | None], None]
-) -> tuple[Job, LoadedModel, "Future[Weights]"]:
+    path: Path, numerics: str, size: int, on_fetch: Callable[[int, int | None], None]
+) -> tuple[Job, LoadedModel, "Future[Weights | None]"]:
     """The job and its weights, which are read while the tokenizer is built and the input is scanned."""
-    opened: list[Future[Weights]] = []
+
+    def open_here(model: Path) -> Weights | None:
+        return None if only_ranks_open_weights(numerics, size) else open_weights(model, numerics)
+
+    opened: list[Future[Weights | None]] = []
     beside = ThreadPoolExecutor(1)
     try:
-        job, model = load_job(path, on_fetch, lambda found: opened.append(beside.submit(open_weights, found, numerics)))
+        job, model = load_job(path, on_fetch, lambda found: opened.append(beside.submit(open_here, found)))
     finally:
         beside.shutdown(wait=False)  # an error in the job is told at once, not when all weights are read
     return job, model, opened[0]

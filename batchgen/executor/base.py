@@ -1,6 +1,6 @@
 """How rows are made, whoever makes them. Start reading at `run_shards`."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
@@ -30,8 +30,8 @@ class Engine(Protocol):
     def about(self) -> Mapping[str, Any]:
         """JSON: how it started, and on what. The bytes depend on none of it."""
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Reads requests as it has room for them."""
+    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
+        """Reads requests as it has room for them; closed early, it lets go of all."""
 
 
 @dataclass(frozen=True, slots=True)

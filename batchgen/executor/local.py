@@ -103,8 +103,8 @@ class _Making:
     def make(self, trusted: set[int]) -> None:
         """Make all shards but these."""
         shards = [shard for shard in self.plan.shards if shard.index not in trusted]
-        window = 8 * self.config.max_num_seqs + 2 * self.plan.rows_per_shard * self.plan.n
-        probes = Probes(self.config.probe, self.config.max_num_seqs, self.log_probe)
+        window = 8 * self.config.most_at_once + 2 * self.plan.rows_per_shard * self.plan.n
+        probes = Probes(self.config.probe, self.config.most_at_once, self.log_probe)
         try:
             run_shards(
                 self.job, shards, self.engine, OpenShards(self.job.params, window, probes, self.on_row), self.commit

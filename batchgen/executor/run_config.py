@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
+MAX_RANKS = 8  # of one host
+
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
@@ -15,22 +17,36 @@ class RunConfig:
     out: Path  # the run folder
     executor: Literal["local"] = "local"
     device: DeviceName = "auto"  # auto: an NVIDIA GPU where there is one
-    max_num_seqs: int = 64  # sequences that run at once
-    max_num_batched_tokens: int = 256  # tokens of one engine step; more leave the cache of a CPU
-    kv_cache_bytes: int | None = None  # None: as the engine sees fit
+    max_num_seqs: int = 64  # sequences that run at once, on each rank
+    max_num_batched_tokens: int = 256  # tokens of one engine step of a rank; more leave the cache of a CPU
+    kv_cache_bytes: int | None = None  # of each rank; None: as the engine sees fit
     memory_fraction: float = 0.9  # of a GPU's memory that is free after the weights, for the KV cache
     prefix_cache: bool = True  # sequences that begin alike share what is computed of their beginnings
-    threads: int | None = None  # None: all cores
+    threads: int | None = None  # of each rank; None: the ranks share all cores
     job_dir: Path | None = None  # the folder of the job file, where its relative paths begin
     rows_per_shard: int | None = None  # input rows in a file; None: as fits the job. A resumed run keeps its own
     probe: float = 0.005  # share of samples that are made twice and compared, and at least two; 0: none, 1: all
+    expert_parallel_size: int = 1  # ranks (processes, each on a GPU of its own) that share the experts of a model
+    redundant_experts: int = 0  # of a layer: experts that a second rank or more hold too
+    eplb_interval: int = 0  # steps after which experts move to where the load is even; 0: never
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a share that is none."""
+        """Raise ValueError for a share that is none, and for a number out of its range."""
         if not 0 <= self.probe <= 1:
             raise ValueError(f"probe must be a share from 0 to 1, got {self.probe}")
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}")
+
+        if not 1 <= self.expert_parallel_size <= MAX_RANKS:
+            raise ValueError(f"expert_parallel_size must be from 1 to {MAX_RANKS}, got {self.expert_parallel_size}")
+        for name in ("redundant_experts", "eplb_interval"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+
+    @property
+    def most_at_once(self) -> int:
+        """Sequences that run at once on all ranks together."""
+        return self.max_num_seqs * self.expert_parallel_size
 
     def recorded(self) -> dict[str, Any]:
         """JSON for the manifest. Names no place but `job_dir`, seen from the run folder, for a run may be moved."""

@@ -12,6 +12,7 @@ from batchgen.engine.canary import POSITIONS
 from batchgen.engine.engine import Engine
 from batchgen.engine.kv_cache import block_bytes
 from batchgen.engine.model_runner import ModelRunner
+from batchgen.engine.rehearsal import rehearse
 from batchgen.engine.scheduler import Limits
 from batchgen.engine.self_test import SelfTest, self_test
 from batchgen.errors import EngineError, ModelError
@@ -28,6 +29,8 @@ from batchgen.models.device_weights import DeviceWeights
 from batchgen.models.files import source_digest
 from batchgen.models.packed import PackedWeights
 from batchgen.models.source import cache_root
+from batchgen.parallel.experts import ExpertParallel
+from batchgen.parallel.mesh import Mesh
 from batchgen.spec import JobSpec
 
 Weights: TypeAlias = PackedWeights | DeviceWeights
@@ -52,20 +55,47 @@ def start_engine(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weigh
 
     Raises ModelError for a bad model, EngineError when the device, its memory or the proof fails.
     """
+    return _start(spec, model, run_config, weights or open_weights(model.path, spec.numerics), None)
+
+
+def start_rank(spec: JobSpec, model: LoadedModel, run_config: RunConfig, mesh: Mesh) -> Engine:
+    """As `start_engine`, on every rank of `mesh` together: each has the experts that are its own.
+
+    Raises as that does, and EngineError when another rank is gone.
+    """
+    moe, parallel = model.config.moe, None
+    if moe is not None:
+        layers = [layer for layer in range(model.config.num_layers) if model.config.is_moe(layer)]
+        interval = run_config.eplb_interval
+        parallel = ExpertParallel(mesh, moe.num_experts, layers, run_config.redundant_experts, interval)
+    return _start(spec, model, run_config, open_weights(model.path, spec.numerics), parallel)
+
+
+def _start(
+    spec: JobSpec, model: LoadedModel, run_config: RunConfig, weights: Weights, parallel: ExpertParallel | None
+) -> Engine:
     device = choose(run_config.device, spec.numerics)
     if device.type == "cpu":
-        set_threads(run_config.threads or _cores())
+        set_threads(threads_of(run_config))
     kernel_set = _kernel_set(spec.numerics, device)
-    weights = weights or open_weights(model.path, spec.numerics)
     if weights.config != model.config:  # the cache is of an older reading of the model's files
         raise ModelError(
             "the packed weights are of another config", where=str(cache_root() / "packed"), hint="delete them"
         )
-    decoder = make_decoder(spec.numerics, weights, max(model.max_model_len, POSITIONS), device)
+    decoder = make_decoder(spec.numerics, weights, max(model.max_model_len, POSITIONS), device, parallel)
     proof = _prove(decoder, run_config)
     num_blocks = _num_blocks(decoder, model.max_model_len, run_config)
     cache = decoder.new_cache(num_blocks)
     is_processed, looks_ahead = spec.logprobs_mode == "processed", spec.numerics == TENSOR_CORES
+    limits = Limits(
+        run_config.max_num_seqs,
+        run_config.max_num_batched_tokens,
+        num_blocks,
+        _prefix_cache_blocks(decoder, num_blocks) if run_config.prefix_cache else 0,
+        looks_ahead,
+    )
+    if device.type == "cuda":
+        rehearse(decoder, cache, limits, model.max_model_len)
     if looks_ahead:
         runner: ModelRunner = AheadRunner(decoder, cache, model.max_model_len, processed_logprobs=is_processed)
     else:
@@ -74,13 +104,7 @@ def start_engine(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weigh
         runner,
         model.tokenizer,
         ModelLimits(model.config.vocab_size, model.max_model_len, model.eos_token_ids),
-        Limits(
-            run_config.max_num_seqs,
-            run_config.max_num_batched_tokens,
-            num_blocks,
-            _prefix_cache_blocks(decoder, num_blocks) if run_config.prefix_cache else 0,
-            looks_ahead,
-        ),
+        limits,
         fingerprint={
             "weights_digest": weights.weights_digest,
             "tokenizer_digest": model.tokenizer.digest,
@@ -97,14 +121,22 @@ def fitting_limits(device: Wanted, numerics: str) -> dict[str, int]:
     return dict(_ON_GPU) if choose(device, numerics).type == "cuda" else {}
 
 
-def make_decoder(numerics: str, weights: Weights, positions: int, device: Device) -> AnyDecoder:
+def threads_of(run_config: RunConfig) -> int:
+    """On a CPU, those of this process: all cores, or its share of them beside other ranks."""
+    return run_config.threads or max(1, _cores() // run_config.expert_parallel_size)
+
+
+def make_decoder(
+    numerics: str, weights: Weights, positions: int, device: Device, parallel: ExpertParallel | None = None
+) -> AnyDecoder:
     """The decoder of the profile, with room for so many positions. Raises ModelError, EngineError."""
     if isinstance(weights, DeviceWeights):
         decoder: AnyDecoder = _module("models.native_decoder").NativeDecoder(
             weights.config, weights.tensors, positions, device
         )
         return decoder
-    return Decoder(weights.config, weights.tensors, positions, native=numerics in NATIVE, device=device)
+    native = numerics in NATIVE
+    return Decoder(weights.config, weights.tensors, positions, native=native, device=device)
 
 
 def _prove(decoder: AnyDecoder, run_config: RunConfig) -> SelfTest:
@@ -136,7 +168,8 @@ def _num_blocks(decoder: AnyDecoder, max_model_len: int, run_config: RunConfig) 
     a_sequence, a_block = -(-max_model_len // BLOCK_SIZE), block_bytes(decoder.config)
     most = run_config.max_num_seqs * a_sequence
     if decoder.device.type == "cpu":
-        return min(most, (run_config.kv_cache_bytes or _physical_memory() // 4) // a_block)
+        share = _physical_memory() // (4 * run_config.expert_parallel_size)
+        return min(most, (run_config.kv_cache_bytes or share) // a_block)
     free = free_bytes(decoder.device)
     budget = min(run_config.kv_cache_bytes or free, int(free * run_config.memory_fraction))
     if budget < a_sequence * a_block:

@@ -35,6 +35,19 @@ def choose(wanted: Wanted, numerics: str) -> torch.device:
     return _gpu(_PORTABLE)
 
 
+def choose_for_rank(wanted: Wanted, numerics: str, rank: int) -> torch.device:
+    """As `choose`, for one of several processes on a host: the GPU of its number, which may be none that is there."""
+    if wanted != "cpu" and rank < torch.cuda.device_count():
+        torch.cuda.set_device(rank)
+    device = choose(wanted, numerics)
+    return device if device.type == "cpu" else torch.device("cuda", rank)
+
+
+def num_gpus() -> int:
+    """Those that this process may use."""
+    return torch.cuda.device_count()
+
+
 def _tensor_cores(wanted: Wanted, numerics: str) -> torch.device:
     """An NVIDIA GPU of the generation that the profile is written for."""
     hint = "run the job where there is one, or ask for portable/1, which gives other bits"

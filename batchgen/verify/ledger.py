@@ -10,10 +10,11 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchgen.engine.engine import Engine
 from batchgen.errors import EngineError, ModelError, RunError, SpecError, VerifyError
+from batchgen.executor.base import Engine
+from batchgen.executor.replica import only_ranks_open_weights, start_replica
 from batchgen.executor.run_config import RunConfig
-from batchgen.executor.start import Weights, open_weights, start_engine
+from batchgen.executor.start import Weights, open_weights
 from batchgen.io.manifest import FILE_NAME, Manifest, ShardRecord, part_name, read_manifest
 from batchgen.io.row_rules import RowRules
 from batchgen.io.shard_check import check_shard
@@ -75,11 +76,12 @@ class Ledger:
         return weights
 
     def start_engine(self, config: RunConfig) -> Engine:
-        """An engine that is the one of the run in all that bits depend on.
+        """An engine, or as many ranks as `config` says, that is the one of the run in all that bits depend on.
 
         Raises ModelError for other weights, EngineError for other numerics, kernels or another canary.
         """
-        engine = start_engine(self.spec, self.model, config, self.weights)
+        is_theirs = only_ranks_open_weights(self.spec.numerics, config.expert_parallel_size)
+        engine = start_replica(self.spec, self.model, config, None if is_theirs else self.weights)
         now, then = engine.fingerprint, self.manifest.fingerprint
         for part in sorted(now.keys() | then.keys() - _OF_THE_JOB):
             if now.get(part) != then.get(part):

@@ -9,9 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from batchgen.engine.engine import Engine
 from batchgen.errors import InputError, RowError
-from batchgen.executor.base import Progress
+from batchgen.executor.base import Engine, Progress
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.hashing import ROW_HASH, params_hash
 from batchgen.io.manifest import ShardRecord

@@ -2,7 +2,7 @@ import json
 import logging
 import shutil
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ def test_a_run_of_another_spec_is_refused(folder: Path, tmp_path: Path, sections
 
 def test_a_run_without_a_row_gives_way_to_a_corrected_job(folder: Path, tmp_path: Path) -> None:
     class Broken(FakeEngine):
-        def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
             raise EngineError("cannot take this job")
 
     with pytest.raises(EngineError):

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Faulty(FakeEngine):
     change: Callable[[Completion], Completion] = lambda completion: completion
     seen: Counter[tuple[str, int]] = field(default_factory=Counter)
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
         for completion in FakeEngine.generate(self, requests):
             name = completion.row_key, completion.sample_index
             self.seen[name] += 1
@@ -149,7 +149,7 @@ def test_jobs_of_errors_alone(tmp_path: Path) -> None:
 
 @dataclass
 class Refusing(Faulty):
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
         for done in FakeEngine.generate(self, requests):
             failed = Completion(
                 done.row_key, done.sample_index, (), "", "error", error_code="template", error_message="why"
@@ -241,7 +241,7 @@ def test_a_slow_probe_holds_no_more_than_the_window(job: Job, tmp_path: Path) ->
 
 def test_an_engine_that_loses_a_probe_is_caught(job: Job, tmp_path: Path) -> None:
     class Losing(Faulty):
-        def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
             for completion in FakeEngine.generate(self, requests):
                 name = completion.row_key, completion.sample_index
                 self.seen[name] += 1

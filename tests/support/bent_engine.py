@@ -1,6 +1,6 @@
 """A fake engine whose completions of chosen rows are bent: what a fault would do to them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -18,7 +18,7 @@ class BentEngine(FakeEngine):
 
     bends: Mapping[str, Bend] = field(default_factory=dict)
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
         return (
             bend(completion, self.bends.get(completion.row_key, "none")) for completion in super().generate(requests)
         )

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -34,7 +34,7 @@ class FakeEngine:
     most_held: int = 0
     calls: int = 0
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
         self.calls += 1
         chance = random.Random(self.order)
         waiting, running = iter(requests), list[Request]()

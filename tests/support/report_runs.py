@@ -1,6 +1,6 @@
 """Runs whose rows a test writes down, for the report, and what a reader of the page finds in it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -43,7 +43,7 @@ class ScriptedEngine(FakeEngine):
 
     answer: Answer = complete
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
         yield from map(self.answer, requests)
 
 

@@ -11,8 +11,8 @@ import pytest
 import rfc8785
 from support.tiny_runs import FAILING, NOT_FINITE, edit_manifest
 
-from batchgen.engine.engine import Engine
 from batchgen.errors import BatchgenError, EngineError, ModelError, RunError, VerifyError
+from batchgen.executor.base import Engine
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.manifest import part_name, read_manifest
 from batchgen.io.schema import SCHEMA_VERSION

@@ -273,7 +273,7 @@ def test_a_run_by_a_batch_dependent_kernel_is_caught(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By right kernels, and by the same ones: other company, other bits. Seen to be so by every probe."""
-    start: Callable[..., Engine] = vars(job)["start_engine"]
+    start: Callable[..., Engine] = vars(job)["start_replica"]
     with monkeypatch.context() as planted:
 
         def start_and_plant(*args: Any) -> Engine:
@@ -281,7 +281,7 @@ def test_a_run_by_a_batch_dependent_kernel_is_caught(
             plant(planted)
             return engine
 
-        planted.setattr(job, "start_engine", start_and_plant)
+        planted.setattr(job, "start_replica", start_and_plant)
         make_run(made, tmp_path / "run", probe=0.0)
     edit_manifest(tmp_path / "run", run_config={"job_dir": str(made)})
     assert verify_run(tmp_path / "run").ok
