@@ -14,6 +14,6 @@ class GatedMlp(NamedTuple):
     gate_up: PackedWeight  # [2 I, H]: gate above up
     down: PackedWeight  # [H, I]
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """x bf16 [T, H] -> residual + down(silu(gate x) * up x), float32 [T, H]."""
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """x bf16 [T, H] -> residual (None: 0) + down(silu(gate x) * up x), float32 [T, H]."""
         return kernels.linear(kernels.linear_silu_mul(x, self.gate_up), self.down, residual=residual)

@@ -20,5 +20,11 @@ class AnyDecoder(Protocol):
     def forward(self, step: StepTensors, cache: list[Cache]) -> torch.Tensor:
         """Logits float32 [R, V] of the step's `sample_rows`, good until the next call; keys and values to `cache`."""
 
+    def idle(self) -> None:
+        """What a rank that has no token does in a step of the others: its experts answer them."""
+
+    def end_of_step(self) -> None:
+        """Between two steps, on all ranks: experts may move."""
+
     def new_cache(self, num_blocks: int) -> list[Cache]:
         """A cache of so many blocks for each layer. Raises EngineError when there is no memory for it."""

@@ -16,9 +16,19 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from batchgen.models.config_json import config_from_json
-from batchgen.models.weights import EMBEDDING, LM_HEAD, Shape, expected_tensors
+from batchgen.models.weights import EMBEDDING, LM_HEAD, ROUTER_BIAS, Shape, expected_tensors
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_ARCHITECTURES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
+    "dots1": "Dots1",
+}
+FAMILIES = tuple(_ARCHITECTURES)
+# Twelve experts, which neither 5 nor 8 ranks share evenly, and four of them a token: sums in which an order shows.
+_EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 96, "norm_topk_prob": True, "head_dim": 32}
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 _WORDS = (" the", " and", " of", " to", " in", " is", " that", " it", " for", "ing", "er", "on", "tion", " you", "    ")
@@ -31,9 +41,8 @@ CHAT_TEMPLATE = (
 
 def tiny_config(family: str, **changes: Any) -> dict[str, Any]:
     """config.json of a tiny model: 2 layers, width 128, 4 heads over 2; the down projection spans two K-blocks."""
-    architecture = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family] + "ForCausalLM"
     config = {
-        "architectures": [architecture],
+        "architectures": [_ARCHITECTURES[family] + "ForCausalLM"],
         "model_type": family,
         "vocab_size": tiny_tokenizer().get_vocab_size(),
         "hidden_size": 128,
@@ -54,14 +63,25 @@ def tiny_config(family: str, **changes: Any) -> dict[str, Any]:
         config["sliding_window"] = None
     if family == "qwen3":
         config["head_dim"] = 32
+    if family == "qwen3_moe":
+        config |= {**_EXPERTS, "num_experts": 12}
+    if family == "dots1":
+        config |= {**_EXPERTS, "n_routed_experts": 12, "n_shared_experts": 2, "first_k_dense_replace": 1}
+        config |= {"routed_scaling_factor": 1.5, "sliding_window": None}
     return {**config, **changes}
 
 
 def tiny_weights(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
-    """bfloat16 tensors for `config` under their Hugging Face names, a function of `seed` alone."""
+    """bfloat16 tensors (of a router's bias float32) under their Hugging Face names, a function of `seed` alone."""
     bits = np.random.PCG64(seed)
     shapes = expected_tensors(config_from_json(config, "tiny"))
-    return {name: _draw(name, shape, bits).to(torch.bfloat16) for name, shape in shapes.items()}
+    drawn = {name: _draw(name, shape, bits) for name, shape in shapes.items()}
+    return {name: as_stored(name, tensor, torch.bfloat16) for name, tensor in drawn.items()}
+
+
+def as_stored(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In `dtype`, but for the bias of a router, which every checkpoint holds in float32."""
+    return tensor.to(torch.float32 if name.endswith(ROUTER_BIAS) else dtype)
 
 
 def write_tiny(
@@ -77,7 +97,7 @@ def write_tiny(
     folder.mkdir(parents=True, exist_ok=True)
     config = tiny_config(family, **changes)
     _write_json(folder / "config.json", config)
-    write_weights(folder, {name: t.to(dtype) for name, t in tiny_weights(config, seed).items()}, shards)
+    write_weights(folder, {name: as_stored(name, t, dtype) for name, t in tiny_weights(config, seed).items()}, shards)
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -134,6 +154,8 @@ def _draw(name: str, shape: Shape, bits: np.random.PCG64) -> torch.Tensor:
         return 1 + 0.2 * noise
     if name.endswith(".bias"):
         return 0.5 * noise
+    if name.endswith(ROUTER_BIAS):
+        return 0.1 * noise
     # A gain of 1.5 a projection, and a head that gives logits a deviation near 3.
     gain = 3.0 if name in (LM_HEAD, EMBEDDING) else 1.5
     return noise * (gain / sqrt(shape[-1]))
