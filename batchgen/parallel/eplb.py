@@ -1,7 +1,7 @@
 """Expert load balancing: from what each expert had to do, a placement under which the ranks have equally much to do.
 
-The published algorithm (greedy copies, greedy packing), with every tie decided, and two rules for what it leaves open.
-Pure: the same load gives the same placement on every rank.
+The published algorithm (greedy copies, greedy packing), with every tie decided, and a renumbering that leaves in place
+what can stay. Pure: the same load gives the same placement on every rank.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def rebalance(load: Load, num_slots: int, groups: int, nodes: int, ranks: int) -
         local = _copies(load[here], num_slots // nodes)
         share = load[here] / np.bincount(local)
         capacities = np.diff(bounds(len(local), ranks // nodes)).tolist()
-        for slots in _pack([float(share[i]) for i in local], capacities, local):
+        for slots in _pack([float(share[i]) for i in local], capacities):
             placed.extend(here[local[slot]] for slot in slots)
     return tuple(placed)
 
@@ -94,19 +94,16 @@ def _copies(load: Load, num_slots: int) -> list[int]:
     return slots
 
 
-def _pack(loads: Sequence[float], capacities: list[int], kinds: Sequence[int] = ()) -> list[list[int]]:
+def _pack(loads: Sequence[float], capacities: Sequence[int]) -> list[list[int]]:
     """Items into packs that hold so many: in descending order (stable), each into the least loaded pack with room.
 
-    Ties: the lowest pack. A pack that has an item of the same kind comes after those that have none: a second copy of
-    an expert on one rank spares nobody.
+    Ties: the lowest pack.
     """
     packs: list[list[int]] = [[] for _ in capacities]
     totals = [0.0] * len(capacities)
     for item in sorted(range(len(loads)), key=lambda item: -loads[item]):
-        kind = kinds[item] if kinds else None
         room = [pack for pack, items in enumerate(packs) if len(items) < capacities[pack]]
-        new = [pack for pack in room if kind is None or all(kinds[other] != kind for other in packs[pack])]
-        best = min(new or room, key=totals.__getitem__)
+        best = min(room, key=totals.__getitem__)
         packs[best].append(item)
         totals[best] += loads[item]
     return packs

@@ -100,7 +100,7 @@ def meet(store: Store, me: Guest, size: int, deadline: float) -> None:
         store.set(f"guest/{me.rank}", json.dumps(asdict(me)))
         if me.rank == 0:
             come = _wait_for_guests(store, size, deadline)
-            store.set("verdict", json.dumps(_verdict(come, size)))
+            store.set("verdict", json.dumps(verdict(come, size)))
         store.wait(["verdict"], timedelta(seconds=_left(deadline) + _GRACE))
         message, hint = json.loads(store.get("verdict"))
         store.set(f"heard/{me.rank}", "")
@@ -125,7 +125,7 @@ def _wait_for_guests(store: Store, size: int, deadline: float) -> list[Guest]:
         time.sleep(_POLL)
 
 
-def _verdict(guests: list[Guest], size: int) -> tuple[str, str]:
+def verdict(guests: list[Guest], size: int) -> tuple[str, str]:
     """Why these cannot be the ranks of a replica, and what to do; two empty texts when they can."""
     for guest in guests:
         if guest.obstacle:
