@@ -31,11 +31,12 @@ class Rule(NamedTuple):
     tiles: Tiles
 
 
+# Of an H200; few pairs are bound by the bytes of the experts, many by the matrix units.
 RULES = (
-    Rule(12, Tiles(16, Cut(32, 128, 4, 4), Cut(64, 128, 4, 4))),
-    Rule(24, Tiles(32, Cut(32, 128, 4, 4), Cut(64, 128, 4, 4))),
-    Rule(96, Tiles(64, Cut(64, 64, 4, 4, bulk=True), Cut(128, 64, 4, 4, bulk=True))),
-    Rule(None, Tiles(128, Cut(128, 64, 8, 4, bulk=True), Cut(256, 64, 8, 4, bulk=True))),
+    Rule(6, Tiles(16, Cut(64, 128, 4, 3), Cut(64, 128, 4, 3))),
+    Rule(24, Tiles(32, Cut(64, 128, 4, 3), Cut(64, 128, 4, 3))),
+    Rule(96, Tiles(64, Cut(128, 64, 4, 4), Cut(128, 64, 4, 3))),
+    Rule(None, Tiles(128, Cut(128, 64, 8, 4, programs=1), Cut(256, 64, 8, 3, programs=1, is_flat=True))),
 )
 
 
