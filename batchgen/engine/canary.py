@@ -100,8 +100,12 @@ def prove_canary(decoder: AnyDecoder, cache: list[Cache], checks: Checks) -> str
 
 
 def _first_layers(decoder: AnyDecoder) -> AnyDecoder:
-    """The model cut off after as many layers as are affordable, and at least one: all have the same shapes."""
-    most = max(1, AFFORDABLE // decoder.config.layer_weights)
+    """The model cut off after as many layers as are affordable, and at least the first of each kind.
+
+    Layers of one kind, with experts or without, have the same shapes.
+    """
+    kinds = [decoder.config.is_moe(i) for i in range(decoder.config.num_layers)]
+    most = max(AFFORDABLE // decoder.config.layer_weights, *(kinds.index(kind) + 1 for kind in set(kinds)))
     if most >= len(decoder.layers):
         return decoder
     first = copy(decoder)

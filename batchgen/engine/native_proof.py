@@ -5,7 +5,8 @@ from time import perf_counter
 import torch
 
 from batchgen.engine.canary import CUTS, NUM_BLOCKS, POSITIONS, Span, prove_canary, step_of
-from batchgen.engine.self_test import Ops, SelfTest
+from batchgen.engine.op_proof import Ops
+from batchgen.engine.self_test import SelfTest
 from batchgen.kernels import triton as ops
 from batchgen.kernels.step_shape import StepShape
 from batchgen.models.any_decoder import Cache

@@ -1,31 +1,27 @@
 """Proof at every start, on the model's own weights, that what is computed beside a row cannot be seen in its bits.
 
-Each op of the first layer, and those before and after the layers, runs twice on the same rows, then on the first M of
-them for several M, and on single rows; every shape of linear that the model has is among them. Then the canary goes
-through all layers.
+Each op of the first layer of each kind, with experts or without, and those before and after the layers, runs twice on
+the same rows, then on the first M of them for several M, and on single rows; every shape of linear that the model has
+is among them. Then the canary goes through all layers.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 
 from batchgen import kernels
-from batchgen.engine.bits import Checks, as_bits
 from batchgen.engine.canary import CUTS, NUM_BLOCKS, POSITIONS, Span, prove_canary, step_of
-from batchgen.kernels import PackedWeight
+from batchgen.engine.op_proof import Ops
 from batchgen.kernels.cache_rows import cache_rows
+from batchgen.layers.attention import Attention
+from batchgen.layers.moe import Moe
+from batchgen.layers.step import StepTensors
 from batchgen.models.any_decoder import Cache
-from batchgen.models.decoder import Decoder
+from batchgen.models.decoder import Decoder, Layer
 
 Tensor = torch.Tensor
-
-SIZES = (1, 2, 3, 7, 16, 17, 33)  # first rows that are compared with the same rows of all
-SINGLE = (1, 32, POSITIONS - 1)
-AFFORDABLE = 2**29  # products of a linear that is also tried on as many rows as a step can have
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,83 +52,64 @@ def self_test(decoder: Decoder, max_num_batched_tokens: int) -> SelfTest:
     return SelfTest(canary, ops.count, ops.checks.count, ops.max_rows, round(perf_counter() - started, 3))
 
 
-def _walk(decoder: Decoder, cache: Cache, ops: "Ops") -> None:
-    """The first layer, as layers/ and the decoder run it, op by op."""
-    layer, eps = decoder.layers[0], decoder.config.rms_norm_eps
-    attention, mlp = layer.attention, layer.mlp
-    step = step_of([Span(0, 0, POSITIONS)], decoder.config.vocab_size).on(decoder.device)
+def _walk(decoder: Decoder, cache: Cache, ops: Ops) -> None:
+    """The first layer of each kind, as layers/ and the decoder run it, op by op."""
+    eps, step = decoder.config.rms_norm_eps, step_of([Span(0, 0, POSITIONS)], decoder.config.vocab_size)
+    step = step.on(decoder.device)
 
     def norm(name: str, x: Tensor, weight: Tensor) -> Tensor:
         return ops.prove(f"rms_norm ({name})", lambda r: (kernels.rms_norm(x[r], weight, eps),))
 
+    residual = ops.prove("embedding", lambda r: (kernels.embedding(step.token_ids[r], decoder.embed),))
+    for layer in _one_of_each_kind(decoder):
+        x = norm("input", residual, layer.input_norm)
+        mixed = _attention(decoder, layer.attention, step, cache, ops, x)
+        residual = ops.linear("attention output", mixed, layer.attention.out, residual=residual)
+        x = norm("post-attention", residual, layer.post_norm)
+        if isinstance(layer.mlp, Moe):
+            residual = _experts(ops, layer.mlp, x, residual)
+        else:
+            gated = ops.gated("gate and up", x, layer.mlp.gate_up)
+            residual = ops.linear("down", gated, layer.mlp.down, residual=residual)
+    ops.linear("head", norm("final", residual, decoder.final_norm), decoder.lm_head)
+
+
+def _one_of_each_kind(decoder: Decoder) -> list[Layer]:
+    kinds: dict[type, Layer] = {}
+    for layer in decoder.layers:
+        kinds.setdefault(type(layer.mlp), layer)
+    return list(kinds.values())
+
+
+def _attention(decoder: Decoder, attention: Attention, step: StepTensors, cache: Cache, ops: Ops, x: Tensor) -> Tensor:
+    qkv = ops.linear("qkv", x, attention.qkv, bias=attention.qkv_bias)
+
     def rotary_store(r: slice) -> tuple[Tensor, ...]:
-        slots = step.slots[r]
-        q = kernels.rotary_store(
-            qkv[r], attention.norms, attention.eps, decoder.rotary, (step.positions[r], slots), cache
-        )
-        return q, *cache_rows(cache, slots)
+        place = step.positions[r], step.slots[r]
+        q = kernels.rotary_store(qkv[r], attention.norms, attention.eps, decoder.rotary, place, cache)
+        return q, *cache_rows(cache, step.slots[r])
+
+    q = ops.prove("rotary_store", rotary_store)
 
     def attend(r: slice) -> tuple[Tensor, ...]:
         start = torch.tensor([0, r.stop - (r.start or 0)], dtype=torch.int32, device=decoder.device)
         return (kernels.attention(q[r], cache, step.block_tables, start, step.positions[r]),)
 
-    residual = ops.prove("embedding", lambda r: (kernels.embedding(step.token_ids[r], decoder.embed),))
-    qkv = ops.linear("qkv", norm("input", residual, layer.input_norm), attention.qkv, bias=attention.qkv_bias)
-    q = ops.prove("rotary_store", rotary_store)
-    mixed = ops.prove("attention", attend, [slice(a, b) for a in CUTS for b in (a + 1, POSITIONS)])
-    residual = ops.linear("attention output", mixed, attention.out, residual=residual)
-    gated = ops.gated("gate and up", norm("post-attention", residual, layer.post_norm), mlp.gate_up)
-    residual = ops.linear("down", gated, mlp.down, residual=residual)
-    ops.linear("head", norm("final", residual, decoder.final_norm), decoder.lm_head)
+    return ops.prove("attention", attend, [slice(a, b) for a in CUTS for b in (a + 1, POSITIONS)])
 
 
-class Ops:
-    """Proves one op after the other, and counts."""
+def _experts(ops: Ops, moe: Moe, x: Tensor, residual: Tensor) -> Tensor:
+    """The experts of this rank stand in for all: nothing is exchanged."""
+    logits = ops.linear("router", x, moe.router)
+    chosen = ops.prove("route", lambda r: kernels.route(logits[r], moe.bias, moe.routing))
+    weights = kernels.route(logits, moe.bias, moe.routing)[1]
+    rows = ops.experts(x, chosen % moe.down.slots, moe.gate_up, moe.down)
+    shared = None
+    if moe.shared is not None:
+        gated = ops.gated("shared gate and up", x, moe.shared.gate_up)
+        shared = ops.linear("shared down", gated, moe.shared.down)
 
-    def __init__(self, max_num_batched_tokens: int) -> None:
-        self.checks = Checks()
-        self.count = 0
-        self.max_rows = POSITIONS
-        self._most = max_num_batched_tokens
+    def combine(r: slice) -> tuple[Tensor, ...]:
+        return (kernels.combine(rows[r], weights[r], None if shared is None else shared[r], residual[r]),)
 
-    def prove(self, what: str, op: Callable[[slice], tuple[Tensor, ...]], further: Sequence[slice] = ()) -> Tensor:
-        """The first output of the op on all rows, once it is the same on any of them. op: rows -> outputs."""
-        self.count += 1
-        whole = op(slice(POSITIONS))
-        self.checks.same(op(slice(POSITIONS)), whole, f"{what}: a second launch", "the first")
-        for rows in (*map(slice, SIZES), *(slice(row, row + 1) for row in SINGLE), *further):
-            start, expected = rows.start or 0, [output[rows] for output in whole]
-            how = f"{what}: a launch of {rows.stop - start} rows, from row {start},"
-            self.checks.same(op(rows), expected, how, f"one of {POSITIONS}")
-        return whole[0]
-
-    def linear(
-        self, name: str, x: Tensor, weight: PackedWeight, *, bias: Tensor | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        def op(x: Tensor, residual: Tensor | None) -> Tensor:
-            return kernels.linear(x, weight, bias, residual)
-
-        what = f"linear ({name}, {weight.rows} x {weight.columns})"
-        out = self.prove(what, lambda r: (op(x[r], None if residual is None else residual[r]),))
-        self._many(what, weight, out, lambda t: op(t(x), None if residual is None else t(residual)))
-        return out
-
-    def gated(self, name: str, x: Tensor, weight: PackedWeight) -> Tensor:
-        what = f"linear_silu_mul ({name}, {weight.rows} x {weight.columns})"
-        out = self.prove(what, lambda r: (kernels.linear_silu_mul(x[r], weight),))
-        self._many(what, weight, out, lambda t: kernels.linear_silu_mul(t(x), weight))
-        return out
-
-    def _many(
-        self, what: str, weight: PackedWeight, out: Tensor, op: Callable[[Callable[[Tensor], Tensor]], Tensor]
-    ) -> None:
-        """As many rows as a step can have, or as are affordable: copies of the others."""
-        rows = min(self._most, AFFORDABLE // (weight.rows * weight.columns))
-        if rows <= POSITIONS:
-            return
-        self.max_rows = max(self.max_rows, rows)
-
-        def tiled(x: Tensor) -> Tensor:
-            return torch.from_numpy(as_bits(x)[np.arange(rows) % len(x)]).view(x.dtype).to(x.device)
-
-        self.checks.same([op(tiled)], [tiled(out)], f"{what}: a launch of {rows} rows", f"one of {POSITIONS}")
+    return ops.prove("combine", combine)
