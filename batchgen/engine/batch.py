@@ -2,7 +2,7 @@
 
 import collections.abc
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ class Runner(Protocol):
         """Compute every chunk and draw for those with `samples`, in their order."""
 
 
+@runtime_checkable
 class LockstepRunner(Protocol):
     """A runner whose every step is a step of all ranks."""
 

@@ -65,7 +65,8 @@ class Failed:
 
     def as_error(self, rank: int) -> BatchgenError:
         """The error as the driver raises it, with the trace of the rank as its cause."""
-        error = self.error(f"rank {rank}: {self.message}", where=self.where, hint=self.hint)
+        message = self.message if self.message.startswith(f"rank {rank} ") else f"rank {rank}: {self.message}"
+        error = self.error(message, where=self.where, hint=self.hint)
         error.__cause__ = RankTrace(f"\n{self.trace}")
         return error
 

@@ -10,8 +10,8 @@ from threading import Thread
 from time import sleep
 from typing import Any
 
+from batchgen.engine.batch import LockstepRunner
 from batchgen.engine.lockstep import Lockstep
-from batchgen.engine.model_runner import ModelRunner
 from batchgen.executor.messages import Ended, Failed, Ready, Setup
 from batchgen.executor.start import start_rank
 from batchgen.kernels.device import choose_for_rank
@@ -118,7 +118,7 @@ def serve(connection: Connection, inbox: PipeInbox) -> None:
     mesh = Mesh.join(setup.rank, size, setup.address, device)
     engine = start_rank(setup.spec, setup.model, setup.run_config, mesh)
     runner = engine.runner
-    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner, LockstepRunner)
     connection.send(Ready(engine.fingerprint, engine.about))
     lockstep = Lockstep(engine, runner, mesh)
 
