@@ -1,5 +1,6 @@
 """Mesh: the ranks of one replica, how they meet, and the few collectives that they use. None of them adds numbers."""
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -130,5 +131,4 @@ class Mesh:
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
     """x [n, ...] as uint8 [n, bytes of a row], for not every backend knows every dtype."""
-    row = x[0].numel() if len(x) else 0
-    return x.view(len(x), row).view(torch.uint8)
+    return x.view(len(x), math.prod(x.shape[1:])).view(torch.uint8)

@@ -31,13 +31,13 @@ def test_a_port_in_use_is_told() -> None:
 
 
 def test_a_host_that_is_not_this_one_is_told() -> None:
-    with pytest.raises(EngineError, match="rank 0 cannot listen at 192.0.2.1:29500"):
+    with pytest.raises(EngineError, match=r"rank 0 cannot listen at 192\.0\.2\.1:29500"):
         open_store(0, "192.0.2.1:29500", time.monotonic() + 1)
 
 
 def test_no_rank_0_is_told_in_time() -> None:
     begun = time.monotonic()
-    with pytest.raises(EngineError, match="rank 3 finds no rank 0 at 127.0.0.1"):
+    with pytest.raises(EngineError, match=r"rank 3 finds no rank 0 at 127\.0\.0\.1"):
         open_store(3, free_address(), begun + 0.5)
     assert time.monotonic() - begun < 5
 

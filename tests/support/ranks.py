@@ -19,23 +19,26 @@ LIMIT = 60.0  # seconds for one piece of work
 
 
 class Ranks:
-    """`count` processes. They come from a server that has imported torch once, so that eight start as fast as one."""
+    """`count` processes, each on the CPU or on a GPU of its own.
 
-    def __init__(self, count: int) -> None:
+    They come from a server that has imported torch once, so that eight start as fast as one.
+    """
+
+    def __init__(self, count: int, *, on_gpus: bool = False) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["batchgen.parallel.experts"])
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         for _ in range(count):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there,), daemon=True)
+            process = context.Process(target=_serve, args=(there, on_gpus), daemon=True)
             process.start()
             there.close()
             self._pipes.append(here)
             self._processes.append(process)
 
     def run(self, size: int, work: Work, *args: Any) -> list[Any]:
-        """What `work(mesh, *args)` returns on each of `size` ranks. Fails with the traceback of the first that fails."""
+        """What `work(mesh, *args)` returns on each of `size` ranks. Fails with the first traceback."""
         answers = self.outcomes(size, work, *args)
         for rank, (well, answer) in enumerate(answers):
             assert well, f"rank {rank} of {size}:\n{answer}"
@@ -72,12 +75,13 @@ class Ranks:
         self.close()
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, on_gpus: bool) -> None:
     torch.set_num_threads(1)
     while True:
         work, rank, size, address, args = pipe.recv()
         try:
-            mesh = Mesh.join(rank, size, address, torch.device("cpu"), patience=20.0, step_limit=20.0)
+            device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
+            mesh = Mesh.join(rank, size, address, device, patience=20.0, step_limit=20.0)
             try:
                 pipe.send((True, work(mesh, *args)))
             finally:

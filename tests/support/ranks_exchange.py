@@ -4,7 +4,6 @@ The same functions make what is expected, on one rank, and what many ranks give.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -62,6 +61,7 @@ class Shuffled:
 
 def weights_of(experts: tuple[int, ...], layer: int, hidden: int) -> tuple[Tensor, Tensor]:
     """Two stacked tensors, the slots of these experts: float32 [slots, H] and bf16 [slots, 2, H]."""
+    # Drawn on the CPU for every device, and worked with by operations that are exact on all.
     drawn = [torch.Generator().manual_seed(1000 * layer + expert) for expert in experts]
     scale = torch.stack([torch.randn(hidden, generator=generator) for generator in drawn])
     more = torch.stack([torch.randn(2, hidden, generator=generator) for generator in drawn]).bfloat16()
@@ -80,10 +80,9 @@ def tokens_of(case: Case, layer: int, step: int) -> tuple[Tensor, Tensor, Tensor
 
 def run_experts(x: Tensor, rows: Tensor, slots: Tensor, weights: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
     """One answer a pair, of that row and that slot alone; NaN for a slot of -1, so that it shows where it is used."""
-    at, of = x[rows].float(), slots.long()
-    y = at * weights[0][of] + weights[1][of, 0].float() * torch.tanh(at) + weights[1][of, 1].float()
-    y[slots < 0] = float("nan")
-    return y.to(dtype)
+    at, of = x[rows].float(), slots.long().clamp(min=0)
+    y = at * weights[0][of] + weights[1][of, 0].float() * at.clamp(-1, 1) + weights[1][of, 1].float()
+    return y.masked_fill((slots < 0)[:, None], float("nan")).to(dtype)
 
 
 def summed(rows: Tensor, weights: Tensor) -> Tensor:
@@ -111,34 +110,47 @@ def expected(case: Case) -> list[Tensor]:
     return found
 
 
-def exchanged(mesh: Mesh, case: Case) -> tuple[list[NDArray[Any]], int]:
+def held_by(parallel: ExpertParallel, case: Case, mesh: Mesh) -> dict[int, tuple[Tensor, Tensor]]:
+    """The weights that this rank should hold now."""
+    pairs = {layer: weights_of(parallel.slots(layer), layer, case.hidden) for layer in LAYERS}
+    return {layer: (a.to(mesh.device), b.to(mesh.device)) for layer, (a, b) in pairs.items()}
+
+
+def tokens_here(case: Case, layer: int, step: int, mesh: Mesh) -> tuple[Tensor, Tensor]:
+    """x and ids of this rank's tokens, with rows of padding where the case is padded."""
+    x, ids, _ = tokens_of(case, layer, step)
+    first, count = sum(case.counts[: mesh.rank]), case.counts[mesh.rank]
+    more = max(case.counts) - count if case.padded else 0
+    x = torch.nn.functional.pad(x[first : first + count], (0, 0, 0, more), value=float("nan"))
+    ids = torch.nn.functional.pad(ids[first : first + count], (0, 0, 0, more), value=-1)
+    return x.to(mesh.device), ids.to(mesh.device)
+
+
+def as_bytes(answers: Tensor) -> NDArray[np.uint8]:
+    """uint8 [T, k, bytes of H]"""
+    return answers.contiguous().view(torch.uint8).cpu().numpy()
+
+
+def exchanged(mesh: Mesh, case: Case) -> tuple[list[NDArray[np.uint8]], int]:
     """The same, of this rank's tokens, bytes as they are; and how many slots were overwritten by moves."""
     policy = Shuffled(case.shuffle)
     parallel = ExpertParallel(mesh, case.experts, LAYERS, case.redundant, case.interval, policy)
-    weights = {layer: weights_of(parallel.slots(layer), layer, case.hidden) for layer in LAYERS}
-    first = sum(case.counts[: mesh.rank])
-    mine = slice(first, first + case.counts[mesh.rank])
+    weights = held_by(parallel, case, mesh)
     found = []
     for step in range(case.steps):
         for layer in LAYERS:
-            x, ids, _ = tokens_of(case, layer, step)
-            x, ids = x[mine], ids[mine]
-            if case.padded:
-                more = max(case.counts) - len(x)
-                x = torch.nn.functional.pad(x, (0, 0, 0, more), value=float("nan"))
-                ids = torch.nn.functional.pad(ids, (0, 0, 0, more), value=-1)
+            x, ids = tokens_here(case, layer, step, mesh)
             answers = layer_of(parallel.exchange(layer, padded=case.padded), x, ids, weights[layer], case.dtype)
-            found.append(answers[: case.counts[mesh.rank]].contiguous().view(torch.uint8).numpy())
+            found.append(as_bytes(answers[: case.counts[mesh.rank]]))
         moving = {layer: tuple(t.clone() for t in pair) for layer, pair in weights.items()}
         parallel.end_of_step(moving if case.forget_moves else weights)
-    for layer in LAYERS:
-        held = weights_of(parallel.slots(layer), layer, case.hidden)
+    for layer, held in held_by(parallel, case, mesh).items():
         same = all(torch.equal(a, b) for a, b in zip(weights[layer], held, strict=True))
         assert same or case.forget_moves, f"layer {layer} does not hold what its placement says"
     return found, parallel.moved
 
 
-def many(mesh: Mesh, cases: list[Case]) -> list[tuple[list[NDArray[Any]], int]]:
+def many(mesh: Mesh, cases: list[Case]) -> list[tuple[list[NDArray[np.uint8]], int]]:
     """`exchanged` of one case after the other."""
     return [exchanged(mesh, case) for case in cases]
 
