@@ -2,7 +2,8 @@
 
     python -m benchmarks.tune_linears --out batchgen/kernels/triton/nvidia-h200.json
 
-The table names the fastest for each shape and range of M. It cannot change a bit: see kernels/triton/proof.py.
+The table names the fastest for each shape and range of M. It cannot change a bit: see kernels/triton/proof.py. At the
+end every M up to 300 is timed with it, and those that take far longer than a larger M are named.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import torch
 from batchgen.kernels.triton.linear import run_linear, run_linear_silu_mul
 from batchgen.kernels.triton.tile import Tile
 from batchgen.kernels.triton.tuning import LIBRARY, PLAIN, Choice, Library, digest_of, table_of, written
+from batchgen.kernels.triton.wide import Wide
 from benchmarks.gpu_timing import replay_us
 
 # Qwen3-1.7B and Qwen3-8B: qkv, o, gate and up, down, logits.
@@ -26,7 +28,7 @@ SHAPES = [
     ("linear", 6144, 4096), ("linear", 4096, 4096), ("linear_silu_mul", 24576, 4096), ("linear", 24576, 4096),
     ("linear", 4096, 12288), ("logits", 151936, 4096),
 ]  # fmt: skip
-ROWS = (1, 16, 32, 64, 128, 256)  # bounds of the ranges; the library takes what is larger
+ROWS = (1, 16, 32, 64, 96, 128, 256, 8192)  # bounds of the ranges; the last stands for all that is larger
 SHARED_BYTES = 227 * 1024
 SEVERAL = 300_000_000  # bytes of weights that one graph walks through, so that none stay in the L2 cache
 
@@ -50,10 +52,19 @@ CUTS: dict[int, list[tuple[int, int, int, int]]] = {
     128: [(32, 64, 4, 5), (64, 64, 4, 5), (64, 64, 8, 5), (64, 128, 8, 3), (128, 64, 8, 4)],
 }  # fmt: skip
 LINES = (0, 256)
+WIDE = [
+    Wide(128, 128, 64, 8, 3, True), Wide(128, 128, 64, 8, 4, False), Wide(128, 64, 64, 8, 4, True),
+    Wide(128, 64, 64, 4, 4, False),
+    Wide(256, 64, 64, 8, 3, True),
+]  # fmt: skip
 
 
-def candidates(op: str, M: int) -> Iterator[Tile]:
-    """Tiles worth a try."""
+def candidates(op: str, M: int) -> Iterator[Tile | Wide]:
+    """Kernels of our own that are worth a try."""
+    if op == "linear_silu_mul" and M >= 96:
+        yield from WIDE
+    if M > 256:
+        return
     m = next((size for size in CUTS if size >= M), 128)
     for n, k, warps, stages in CUTS[m]:
         shared = (m + n * (2 if op == "linear_silu_mul" else 1)) * k * 2 * (stages - (m < 64))
@@ -68,10 +79,10 @@ def run(op: str, x: torch.Tensor, weight: torch.Tensor, choice: Choice) -> torch
     return run_linear(x, weight, choice, torch.float32 if op == "logits" else torch.bfloat16)
 
 
-def compile_tiles(jobs: Iterable[tuple[str, Tile]]) -> None:
+def compile_tiles(jobs: Iterable[tuple[str, Tile | Wide]]) -> None:
     """In a process of its own: the compiled kernels go to Triton's cache."""
     for op, tile in jobs:
-        x = torch.zeros(tile.m, 2048, dtype=torch.bfloat16, device="cuda")
+        x = torch.zeros(2 * tile.m, 2048, dtype=torch.bfloat16, device="cuda")
         weight = torch.zeros(256, 2048, dtype=torch.bfloat16, device="cuda")
         try:
             run(op, x, weight, tile)
@@ -79,7 +90,7 @@ def compile_tiles(jobs: Iterable[tuple[str, Tile]]) -> None:
             print(op, tile, str(error)[:80], flush=True)
 
 
-def compile_all(jobs: list[tuple[str, Tile]], processes: int) -> None:
+def compile_all(jobs: list[tuple[str, Tile | Wide]], processes: int) -> None:
     """Compile on all cores."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         pool.map(compile_tiles, [jobs[i::processes] for i in range(processes)])
@@ -100,8 +111,8 @@ def tune_shape(op: str, N: int, K: int, log: dict[str, Any]) -> list[list[Any]]:
                 return float("inf")
 
         times: dict[Choice, float] = {tile: microseconds(tile) for tile in candidates(op, M)}
-        is_short = op == "linear" and 16 < M <= 64  # at some M between two multiples of 32 the library is very slow
-        for library in [Library(size) for size in (32, 64) if size >= M] if is_short else [LIBRARY]:
+        is_short = op == "linear" and 16 < M <= 128  # at some M between two multiples of 32 the library is very slow
+        for library in [Library(size) for size in (32, 64, 96, 128) if size >= M] if is_short else [LIBRARY]:
             times[library] = microseconds(library)
         ranked = sorted(times, key=lambda choice: times[choice])
         limit = N * K * 2 / 4.3e6
@@ -111,12 +122,22 @@ def tune_shape(op: str, N: int, K: int, log: dict[str, Any]) -> list[list[Any]]:
             " ".join(f"{written(choice)} {times[choice]:.1f}" for choice in ranked[:3]),
             flush=True,
         )
-        rules.append([M, written(ranked[0])])
+        rules.append([M if ROWS[-1] > M else None, written(ranked[0])])
         if len(rules) > 1 and rules[-2][1] == rules[-1][1]:
             del rules[-2]
-    if rules[-1][1] == written(LIBRARY):
-        del rules[-1]
-    return [*rules, [None, written(LIBRARY)]]
+    return rules
+
+
+def rough(op: str, N: int, K: int) -> dict[int, float]:
+    """M -> how many times as long it takes as the next bound of a range, where that is more than 1.25."""
+    weight = torch.randn(N, K, device="cuda", dtype=torch.bfloat16) * 0.02
+    x = torch.randn(300, K, device="cuda", dtype=torch.bfloat16)
+    table, took = table_of(weight.device), {}
+    for M in range(1, 301):
+        choice = table.choose(op, N, K, M)
+        took[M] = replay_us(lambda M=M, choice=choice: run(op, x[:M], weight, choice), 0.0005)  # type: ignore[misc]
+    ratios = {M: took[M] / took[next(bound for bound in (*ROWS[:-1], 300) if bound >= M)] for M in took}
+    return {M: round(ratio, 2) for M, ratio in ratios.items() if ratio > 1.25}
 
 
 def main() -> None:
@@ -138,6 +159,9 @@ def main() -> None:
     }
     content["digest"] = digest_of(content)
     args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    table_of.cache_clear()  # the table that was just written, where it is the one in use
+    log["rough"] = {f"{op} {N} {K}": found for op, N, K in SHAPES if (found := rough(op, N, K))}
+    print("slower than a larger M:", log["rough"])
     args.out.with_suffix(".times.json").write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,5 +1,6 @@
 """Linears on the tensor cores: near their twin, and a row's bits follow from the row alone at every M."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ if not torch.cuda.is_available():
 from batchgen.errors import EngineError
 from batchgen.kernels.reference import native as twin
 from batchgen.kernels.triton import linear, linear_silu_mul, prove, silu_mul, tuning
-from batchgen.kernels.triton.linear import run_linear
+from batchgen.kernels.triton.linear import run_linear, run_linear_silu_mul
 from batchgen.kernels.triton.proof import bits, spread_data
 from batchgen.kernels.triton.tile import Tile
-from batchgen.kernels.triton.tuning import LIBRARY, PLAIN, read, table_of
+from batchgen.kernels.triton.tuning import LIBRARY, PLAIN, digest_of, read, table_of
+from batchgen.kernels.triton.wide import Wide
 
 pytestmark = pytest.mark.gpu
 
@@ -27,6 +29,7 @@ SHAPES = [
     (6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288),
     (960, 576), (576, 1536), (3072, 576), (1000, 80),
 ]  # fmt: skip
+EVERY = range(1, 1025)
 MANY = [*range(1, 257), *range(257, 1025, 37), 1024]
 
 
@@ -49,14 +52,14 @@ def test_at_every_m_a_row_has_the_bits_it_has_alone(N: int, K: int) -> None:
     x, weight = spread_data(1024, N, K, DEVICE)
     for dtype in (BF16, F32):
         alone = torch.cat([linear(x[i : i + 1], weight, dtype=dtype) for i in range(len(x))])
-        assert [M for M in MANY if not same(linear(x[:M].clone(), weight, dtype=dtype), alone[:M])] == []
+        assert [M for M in EVERY if not same(linear(x[:M].clone(), weight, dtype=dtype), alone[:M])] == []
 
 
 @pytest.mark.parametrize(("N", "K"), [(12288, 2048), (24576, 4096), (3072, 576)])
 def test_the_gated_linear_is_the_linear_and_then_the_gate(N: int, K: int) -> None:
     x, weight = spread_data(1024, N, K, DEVICE)
     expected = silu_mul(linear(x, weight))
-    assert [M for M in MANY if not same(linear_silu_mul(x[:M].clone(), weight), expected[:M])] == []
+    assert [M for M in EVERY if not same(linear_silu_mul(x[:M].clone(), weight), expected[:M])] == []
     near = twin.linear_silu_mul(x[:64], weight).double()
     assert (expected[:64].double() - near).norm() / near.norm() < 6e-3
 
@@ -74,6 +77,17 @@ def test_no_tile_can_be_seen(m: int, n: int, k: int, warps: int) -> None:
     for M in (1, 16, 100, 200):
         y = run_linear(x[:M], weight, Tile(m, n, k, warps, 3), BF16)
         assert same(y, run_linear(x[:M], weight, PLAIN[0][1], BF16)), M
+
+
+@pytest.mark.parametrize(
+    "wide", [Wide(128, 128, 64, 8, 3, True), Wide(128, 128, 64, 8, 4, False), Wide(64, 64, 64, 4, 4, False)]
+)
+@pytest.mark.parametrize(("N", "K"), [(12288, 2048), (24576, 4096), (3072, 576), (1040, 80)])
+def test_the_wide_product_is_the_plain_one(N: int, K: int, wide: Wide) -> None:
+    x, weight = spread_data(2000, N, K, DEVICE)
+    expected = run_linear_silu_mul(x, weight, PLAIN[0][1])
+    for M in (1, 63, 64, 65, 127, 128, 129, 700, 2000):
+        assert same(run_linear_silu_mul(x[:M].clone(), weight, wide), expected[:M]), M
 
 
 def test_memory_behind_a_short_input_cannot_be_seen() -> None:
@@ -126,6 +140,11 @@ def test_a_changed_table_is_refused(tmp_path: Path) -> None:
     changed = tmp_path / path.name
     changed.write_text(path.read_text(encoding="utf-8").replace("128", "256", 1), encoding="utf-8")
     with pytest.raises(EngineError, match="does not have the digest"):
+        read(changed)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["other"]["logits"] = [[None, ["wide", 128, 128, 64, 8, 3, True]]]
+    changed.write_text(json.dumps(content | {"digest": digest_of(content)}), encoding="utf-8")
+    with pytest.raises(EngineError, match="logits has no wide product"):
         read(changed)
     changed.write_text("{", encoding="utf-8")
     with pytest.raises(EngineError, match="cannot be read"):

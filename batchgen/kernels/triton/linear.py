@@ -9,7 +9,8 @@ from batchgen.errors import EngineError
 from batchgen.kernels.triton.checks import check, padded, room
 from batchgen.kernels.triton.rows import silu_mul
 from batchgen.kernels.triton.tile import Tile, product
-from batchgen.kernels.triton.tuning import Choice, table_of
+from batchgen.kernels.triton.tuning import Choice, Library, table_of
+from batchgen.kernels.triton.wide import Wide, gated_product
 
 _DEPTH = 16  # what one matrix instruction adds, and what keeps rows of x and W aligned for 16-byte loads
 
@@ -40,6 +41,7 @@ def run_linear(x: torch.Tensor, weight: torch.Tensor, choice: Choice, dtype: tor
     if isinstance(choice, Tile):
         out = torch.empty(M, weight.shape[0], dtype=dtype, device=x.device)
         return product(x, weight, out, choice)
+    assert isinstance(choice, Library), "a table's rules for this op name no other"
     x = padded(x, choice.rows)
     if dtype == torch.float32:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)[:M]
@@ -48,9 +50,11 @@ def run_linear(x: torch.Tensor, weight: torch.Tensor, choice: Choice, dtype: tor
 
 def run_linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, choice: Choice) -> torch.Tensor:
     """The gated linear by a given implementation; for proofs and tuning. Nothing is checked."""
-    if not isinstance(choice, Tile):
+    if not isinstance(choice, Tile | Wide):
         return silu_mul(linear(x, weight))
     out = room(x.shape[0], weight.shape[0] // 2, x)
+    if isinstance(choice, Wide):
+        return gated_product(x, weight, out, choice)
     return product(x, weight, out, choice, gated=True)
 
 

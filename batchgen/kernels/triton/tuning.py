@@ -1,8 +1,9 @@
 """Which implementation multiplies which shape: tuned tables, one file a kind of GPU, each with a digest.
 
-A table is written by benchmarks/tune_linears.py and only read here. It may name two implementations: a tile of plain
-Triton, or the library (cuBLASLt, split-K refused). Both run K in order through one float32 accumulator, which
-`proof.prove` checks on the device at hand; where a byte differs it takes the library's ranges away.
+A table is written by benchmarks/tune_linears.py and only read here. It may name three implementations: a tile of plain
+Triton, the library (cuBLASLt, split-K refused), and, for the gated linear, the product of wide.py. All run K in order
+through one float32 accumulator, which `proof.prove` checks on the device at hand; where a byte differs it takes the
+range away from whoever made it.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import torch
 
 from batchgen.errors import EngineError
 from batchgen.kernels.triton.tile import Tile
+from batchgen.kernels.triton.wide import Wide
 
 OPS = ("linear", "logits", "linear_silu_mul")
 
@@ -26,7 +28,7 @@ class Library(NamedTuple):
 
 
 LIBRARY = Library()
-Choice = Tile | Library
+Choice = Tile | Library | Wide
 Shape = tuple[str, int, int]  # op, N, K of the weight
 
 # The plain tile for up to so many rows, and for any more: of shapes without a rule, and where the library was refused.
@@ -98,6 +100,9 @@ def read(path: Path) -> Table:
             raise EngineError("the tuned table does not have the digest that it names", where=path.name, hint=_RESTORE)
         rules = {(op, N, K): _rules(given) for op, N, K, given in content["rules"]}
         other = {op: _rules(content["other"][op]) for op in OPS}
+        for (op, *_), given in [*rules.items(), *(((op,), other[op]) for op in OPS)]:
+            if op != "linear_silu_mul" and any(isinstance(rule.choice, Wide) for rule in given):
+                raise ValueError(f"{op} has no wide product")
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(f"the tuned table cannot be read: {error!r}", where=path.name, hint=_RESTORE) from error
     return Table(rules, other, content["digest"])
@@ -108,13 +113,13 @@ _RESTORE = "install batchgen again, or tune anew with benchmarks/tune_linears.py
 
 def _choice(given: list[Any]) -> Choice:
     name, *numbers = given
-    kinds: dict[str, type[Tile] | type[Library]] = {"tile": Tile, "library": Library}
+    kinds: dict[str, type[Tile] | type[Library] | type[Wide]] = {"tile": Tile, "library": Library, "wide": Wide}
     return kinds[name](*numbers)
 
 
 def written(choice: Choice) -> list[Any]:
     """A choice as it stands in a table file."""
-    return ["tile" if isinstance(choice, Tile) else "library", *choice]
+    return [type(choice).__name__.lower(), *choice]
 
 
 def _rules(given: list[list[Any]]) -> list[Rule]:
