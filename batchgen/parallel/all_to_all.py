@@ -26,7 +26,7 @@ class _Sent(NamedTuple):
     """What a dispatch leaves for its combine."""
 
     shape: tuple[int, int]  # T, k
-    order: Tensor  # int64 [pairs sent]: the place t * k + j of each
+    place: Tensor  # int64 [T k]: where the answer for (t, j) will be among those that come back
     out: Sequence[int]  # pairs sent to each rank
     here: Sequence[int]  # pairs come from each rank
 
@@ -50,27 +50,28 @@ class AllToAllExchange:
         (rows_out, pairs_out), (rows_here, pairs_here) = (tuple(zip(*side, strict=True)) for side in both)
 
         tokens = torch.argsort(needs.T.reshape(-1), descending=True, stable=True)[: sum(rows_out)] % max(T, 1)
-        order = torch.argsort(torch.where(ranks < 0, size, ranks).reshape(-1), stable=True)[: sum(pairs_out)]
+        order = torch.argsort(torch.where(ranks < 0, size, ranks).reshape(-1), stable=True)  # [T k]: pairs by rank
         place = needs.cumsum(dim=0) - 1  # [T, size]: where a token's row stands among those of a rank
         row = place.gather(1, ranks.clamp(min=0).long())
-        pairs = torch.stack([row.int(), self._routes.local_of[slots]], dim=2).view(-1, 2)[order]
+        pairs = torch.stack([row.int(), self._routes.local_of[slots]], dim=2).view(-1, 2)[order[: sum(pairs_out)]]
         received = self._mesh.all_to_all(
             _interleaved(x[tokens], rows_out, pairs, pairs_out),
             _sizes(rows_out, pairs_out, width * x.element_size()),
             _sizes(rows_here, pairs_here, width * x.element_size()),
         )
-        self._sent = _Sent((T, k), order, pairs_out, pairs_here)
+        self._sent = _Sent((T, k), torch.argsort(order), pairs_out, pairs_here)
         return _arrived(received, rows_here, pairs_here, x)
 
     def combine(self, y: Tensor) -> Tensor:
         """See Exchange."""
         if self._sent is None or len(y) != sum(self._sent.here):
             raise EngineError(f"{len(y)} answers, which fit no dispatch")
-        (T, k), order, out, here = self._sent
+        (T, k), place, out, here = self._sent
         self._sent = None
         back = self._mesh.all_to_all(y.contiguous(), send=here, receive=out)
-        rows = y.new_empty(T * k, y.shape[1]) if len(order) == T * k else y.new_zeros(T * k, y.shape[1])
-        return rows.index_copy_(0, order, back).view(T, k, y.shape[1])
+        if len(back) < T * k:
+            back = torch.nn.functional.pad(back, (0, 0, 0, T * k - len(back)))  # zeros, where an id of -1 is
+        return back[place].view(T, k, y.shape[1])
 
 
 def _sizes(rows: Sequence[int], pairs: Sequence[int], row_bytes: int) -> Sequence[int]:
