@@ -19,7 +19,21 @@ from batchgen.io.first_rows import first_rows
 from batchgen.io.hashing import parse_root
 from batchgen.io.manifest import Manifest, manifest_schema, read_manifest
 from batchgen.io.schema import rows_schema
-from batchgen.options import ANOTHER, AS_JSON, DEFAULTS, DEVICES, JOB, JOB_DIR, NATURAL, PATH, RUN, count, of, share
+from batchgen.options import (
+    ANOTHER,
+    AS_JSON,
+    DEFAULTS,
+    DEVICES,
+    JOB,
+    JOB_DIR,
+    NATURAL,
+    PATH,
+    RANKS,
+    RUN,
+    count,
+    of,
+    share,
+)
 from batchgen.progress import display
 from batchgen.spec import JobSpec, job_schema, load_spec
 from batchgen.terminal.as_json import json_text
@@ -91,6 +105,9 @@ def cli() -> None:
     help="Of a GPU's memory that is free beside the weights: what the KV cache may take.",
 )
 @count("--threads", help="Threads that compute on a CPU; by default one a core.")
+@RANKS
+@click.option("--redundant-experts", type=NATURAL, metavar="N", default=0, help="Experts of a layer held twice.")
+@click.option("--eplb-interval", type=NATURAL, metavar="STEPS", default=0, help="Let experts move that often.")
 @click.option(
     "--probe",
     type=share,
@@ -210,6 +227,7 @@ def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
 @click.option("--max-num-batched-tokens", **ANOTHER, help="Tokens of a step.  [default: not as recorded]")
 @click.option("--device", type=DEVICES, help="Where to compute.  [default: auto]")
 @click.option("--threads", **ANOTHER, help="Threads that compute on a CPU; by default one a core.")
+@RANKS
 @click.option("--prefix-cache/--no-prefix-cache", default=None, help="Share beginnings.  [default: not as recorded]")
 @JOB_DIR
 @click.option("--limit", type=NATURAL, metavar="N", default=10, show_default=True, help="Bad rows to show.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from batchgen.executor.run_config import RunConfig
+from batchgen.executor.run_config import MAX_RANKS, RunConfig
 
 PATH, NATURAL = click.Path(path_type=Path), click.IntRange(min=0)
 JOB = click.argument("job", type=PATH)
@@ -17,6 +17,12 @@ JOB_DIR = click.option("--job-dir", type=PATH, metavar="DIR", help="Where paths 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; all else goes to stderr.")
 ANOTHER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 DEVICES = click.Choice(["auto", "cpu", "cuda"])
+RANKS = click.option(
+    "--expert-parallel-size",
+    type=click.IntRange(1, MAX_RANKS),
+    metavar="N",
+    help="Ranks that share the experts of a mixture: N processes, on GPUs each on its own.  [default: 1]",
+)
 DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
 
 

@@ -26,10 +26,17 @@ RANK = "batchgen.executor.rank:main"
 def start_replica(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weights: Weights | None = None) -> Engine:
     """The engine that `run_config` asks for. `weights`: see start_engine; ranks open their own.
 
-    Raises as start_engine and DepEngine.start do.
+    Raises as start_engine and DepEngine.start do, and EngineError for settings of ranks where there is one.
     """
     if run_config.expert_parallel_size > 1:
         return DepEngine.start(spec, model, run_config)
+    for name in ("redundant_experts", "eplb_interval"):
+        if value := getattr(run_config, name):
+            raise EngineError(
+                f"is {value}, and there is one rank, which holds every expert",
+                where=name,
+                hint="it goes with an expert_parallel_size above 1",
+            )
     return start_engine(spec, model, run_config, weights)
 
 

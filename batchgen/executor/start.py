@@ -27,6 +27,7 @@ from batchgen.models.checkpoint import open_checkpoint
 from batchgen.models.decoder import Decoder
 from batchgen.models.device_weights import DeviceWeights
 from batchgen.models.files import source_digest
+from batchgen.models.fused import Held
 from batchgen.models.packed import PackedWeights
 from batchgen.models.source import cache_root
 from batchgen.parallel.experts import ExpertParallel
@@ -39,15 +40,16 @@ _PREFIX_CACHE_BYTES = 256 << 20
 _ON_GPU = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 
 
-def open_weights(path: Path, numerics: str = "portable/1") -> Weights:
-    """The weights of the model at `path`, laid out for the profile.
+def open_weights(path: Path, numerics: str = "portable/1", held: Held | None = None) -> Weights:
+    """The weights of the model at `path`, laid out for the profile; of the experts those that are `held`, None: all.
 
     They are packed at the first start, and come from the cache later; those of native-sm90/1 go straight to the GPU.
     Raises ModelError, and EngineError where there is no such GPU.
     """
     if numerics == TENSOR_CORES:
-        return DeviceWeights.load(open_checkpoint(path), choose("auto", numerics))
-    return PackedWeights.open_or_build(lambda: open_checkpoint(path), cache_root() / "packed", source_digest(path))
+        return DeviceWeights.load(open_checkpoint(path), choose("auto", numerics), held)
+    cache, key = cache_root() / "packed", source_digest(path)
+    return PackedWeights.open_or_build(lambda: open_checkpoint(path), cache, key, held)
 
 
 def start_engine(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weights: Weights | None = None) -> Engine:
@@ -63,12 +65,13 @@ def start_rank(spec: JobSpec, model: LoadedModel, run_config: RunConfig, mesh: M
 
     Raises as that does, and EngineError when another rank is gone.
     """
-    moe, parallel = model.config.moe, None
-    if moe is not None:
-        layers = [layer for layer in range(model.config.num_layers) if model.config.is_moe(layer)]
-        interval = run_config.eplb_interval
-        parallel = ExpertParallel(mesh, moe.num_experts, layers, run_config.redundant_experts, interval)
-    return _start(spec, model, run_config, open_weights(model.path, spec.numerics), parallel)
+    moe = model.config.moe
+    assert moe is not None, "ranks share experts"
+    layers = [layer for layer in range(model.config.num_layers) if model.config.is_moe(layer)]
+    redundant, interval = run_config.redundant_experts, run_config.eplb_interval
+    parallel = ExpertParallel(mesh, moe.num_experts, layers, redundant, interval)
+    held = {layer: parallel.slots(layer) for layer in layers}
+    return _start(spec, model, run_config, open_weights(model.path, spec.numerics, held), parallel)
 
 
 def _start(
@@ -136,7 +139,7 @@ def make_decoder(
         )
         return decoder
     native = numerics in NATIVE
-    return Decoder(weights.config, weights.tensors, positions, native=native, device=device)
+    return Decoder(weights.config, weights.tensors, positions, native=native, device=device, parallel=parallel)
 
 
 def _prove(decoder: AnyDecoder, run_config: RunConfig) -> SelfTest:

@@ -8,7 +8,7 @@ import torch
 
 from batchgen.kernels.memory import room_for
 from batchgen.models.config import ModelConfig
-from batchgen.models.fused import fused
+from batchgen.models.fused import Held, fused
 from batchgen.models.weights import Checkpoint, combine_digests
 
 
@@ -24,11 +24,14 @@ class DeviceWeights:
         return self.tensors[name]
 
     @classmethod
-    def load(cls, model: Checkpoint, device: torch.device) -> Self:
-        """Every tensor of `model`, one on the host at a time. Raises ModelError, EngineError when memory runs out."""
+    def load(cls, model: Checkpoint, device: torch.device, held: Held | None = None) -> Self:
+        """Every tensor of `model`, one on the host at a time; of the experts those that are `held`, None: all.
+
+        Raises ModelError, EngineError when memory runs out.
+        """
         digests: dict[str, str] = {}
         with room_for("the weights"):
-            tensors = {name: tensor.to(device) for name, tensor in fused(model, digests, lambda weight: weight)}
+            tensors = {name: tensor.to(device) for name, tensor in fused(model, digests, lambda weight: weight, held)}
         return cls(model.config, combine_digests(model.config, digests), tensors)
 
     @classmethod

@@ -34,6 +34,9 @@ def print_configs(manifest: Manifest, config: RunConfig, about: Mapping[str, Any
     table.add_row("", Text("recorded", "dim"), Text("replay", "dim"))
     for field, name in _OPTIONS.items():
         table.add_row(name, setting(then.get(field)), setting(now[field]))
+    ranks = then.get("expert_parallel_size", 1), now["expert_parallel_size"]
+    if ranks != (1, 1):
+        table.add_row("ranks", *map(setting, ranks))
     table.add_row("order", plain("of the input"), plain("shuffled"))
     for field, name in (("device", "device"), ("threads", "threads"), ("instruction_set", "instructions")):
         table.add_row(name, setting(manifest.engine.get(field)), setting(about.get(field)))
