@@ -23,7 +23,7 @@ import torch
 
 from batchgen.engine.admission import ModelLimits
 from batchgen.engine.ahead_runner import AheadRunner
-from batchgen.engine.batch import Chunk, Sampled
+from batchgen.engine.batch import Chunk, Plan, Sampled
 from batchgen.engine.engine import Engine
 from batchgen.engine.native_proof import prove
 from batchgen.engine.scheduler import Limits
@@ -90,9 +90,9 @@ class Timed:
     runner: AheadRunner
     steps: list[tuple[int, int, float]] = field(default_factory=list)  # sequences, tokens, seconds
 
-    def step(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+    def step(self, chunks: Sequence[Chunk], *, plan: Plan | None = None) -> list[Sampled]:
         start = perf_counter()
-        drawn = self.runner.step(chunks)
+        drawn = self.runner.step(chunks, plan=plan)
         self.steps.append((len(chunks), sum(chunk.length for chunk in chunks), perf_counter() - start))
         return drawn
 

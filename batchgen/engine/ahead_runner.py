@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from batchgen import kernels
-from batchgen.engine.batch import Agreed, Chunk, Sampled
+from batchgen.engine.batch import Agreed, Chunk, Plan, Sampled
 from batchgen.engine.decode_graphs import DecodeGraphs, GraphSize, Row
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.sampling import sample_rows, sampled
-from batchgen.engine.step_ahead import StepAhead
+from batchgen.engine.step_ahead import StepAhead, Taken
 from batchgen.kernels.cuda.sampler import draw, upload
 from batchgen.models.any_decoder import AnyDecoder, Cache
 
@@ -36,7 +36,7 @@ class Wants(NamedTuple):
 class _Plan(NamedTuple):
     """One step of this rank."""
 
-    ahead: dict[int, int]  # index of a chunk -> row of the logits that were computed ahead
+    ahead: Taken
     rest: list[Chunk]
     going: list[int]  # which of the chunks that draw may go on
 
@@ -49,19 +49,19 @@ class AheadRunner(ModelRunner):
         self.graphs = DecodeGraphs(model, cache, max_model_len)
         self.taken = 0  # chunks that had been computed ahead
         self._ahead = StepAhead(self.graphs)
-        self._plan = _Plan({}, [], [])
+        self._plan = _Plan(self._ahead.take([]), [], [])
 
     def wants(self, chunks: collections.abc.Sequence[Chunk]) -> list[int]:
         """See ModelRunner: the numbers of Wants."""
         ahead = self._ahead.take(chunks)
-        rest = [chunk for index, chunk in enumerate(chunks) if index not in ahead]
+        rest = [chunk for index, chunk in enumerate(chunks) if index not in ahead.rows]
         drawn = [chunk for chunk in chunks if chunk.samples]
         going = self._ahead.going(drawn)
         self._plan = _Plan(ahead, rest, going)
         return list(
             Wants(
                 tokens=sum(chunk.length for chunk in chunks),
-                ahead=len(ahead),
+                ahead=len(ahead.rows),
                 rest=sum(chunk.length for chunk in rest),
                 is_mixed=int(not all(chunk.length == 1 and chunk.samples for chunk in rest)),
                 rest_context=max((chunk.stop for chunk in rest), default=0),
@@ -70,10 +70,10 @@ class AheadRunner(ModelRunner):
             )
         )
 
-    def _step(self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None) -> list[Sampled]:
+    def _step(self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None, plan: Plan | None) -> list[Sampled]:
         if kernels.is_watched():
             self._ahead.take([])
-            return super()._step(chunks, agreed)
+            return super()._step(chunks, agreed, plan)
         if agreed is None:
             agreed = np.array([self.wants(chunks)])
         most = Wants(*agreed.max(axis=0).tolist())
@@ -90,33 +90,31 @@ class AheadRunner(ModelRunner):
         wait = draws.fetch()
         if most.going:
             self._ahead.start(drawn, going, draws.token, size)
+        if plan and (planned := plan(chunks)):
+            self._ahead.add(planned, self._forward(planned).clone())  # the next forward may write over them
         return sampled(wait(), sequences)
 
     def _logits(self, chunks: collections.abc.Sequence[Chunk], most: Wants) -> torch.Tensor:
         """Float32 [R, V] of the chunks that draw, in their order."""
-        ahead, rest, _ = self._plan
+        (ahead, known), rest, _ = self._plan
         self.taken += len(ahead)
-        known = self._ahead.logits
-        if not most.rest:
-            return _picked(known, list(ahead.values()))
-        if not most.ahead and not most.is_mixed:
+        if most.rest and not most.ahead and not most.is_mixed:
             size = GraphSize(most.rest, most.rest_context)
             return self.graphs.forward([_row(chunk) for chunk in rest], size=size)
-        found = self._forward(rest)
+        found = self._forward(rest) if most.rest else known[:0]
         if not ahead:
             return found
-        if not rest:
-            return _picked(known, list(ahead.values()))
-        both = torch.cat([known, found])
+        both = torch.cat([known, found]) if len(found) else known
         new = iter(range(len(known), len(both)))
-        return _picked(both, [ahead[i] if i in ahead else next(new) for i, chunk in enumerate(chunks) if chunk.samples])
+        rows = [ahead[i] if i in ahead else next(new) for i, chunk in enumerate(chunks) if chunk.samples]
+        return _picked(both, rows)
 
 
 def _row(chunk: Chunk) -> Row:
     return Row(chunk.sequence.block_table, chunk.start, chunk.sequence.token_ids[chunk.start])
 
 
-def _picked(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+def _picked(logits: torch.Tensor, rows: list[int | None]) -> torch.Tensor:
     """The rows; without a copy where they are the first ones."""
     if rows == list(range(len(rows))):
         return logits[: len(rows)]

@@ -42,6 +42,8 @@ class Sampled(NamedTuple):
 
 
 Agreed: TypeAlias = NDArray[np.int64]  # [ranks, n]: the numbers of every rank
+# From the chunks of the step that runs to chunks that the next one will have, whatever is drawn.
+Plan: TypeAlias = collections.abc.Callable[[collections.abc.Sequence[Chunk]], list[Chunk]]
 
 
 class Runner(Protocol):
@@ -49,6 +51,13 @@ class Runner(Protocol):
 
     def step(self, chunks: collections.abc.Sequence[Chunk]) -> list[Sampled]:
         """Compute every chunk and draw for those with `samples`, in their order."""
+
+
+class PlannedRunner(Protocol):
+    """A runner that computes what it can before the draws are known."""
+
+    def step(self, chunks: collections.abc.Sequence[Chunk], *, plan: Plan) -> list[Sampled]:
+        """As a Runner's.  `plan` is asked while the device runs."""
 
 
 @runtime_checkable

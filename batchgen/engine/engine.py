@@ -2,11 +2,13 @@
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 from batchgen.engine.admission import ModelLimits
-from batchgen.engine.batch import Runner
+from batchgen.engine.batch import PlannedRunner, Runner
 from batchgen.engine.block_manager import BlockManager
-from batchgen.engine.generation import Detokenizer, EngineStats, Generation
+from batchgen.engine.generation import Detokenizer, EngineStats, Generation, Run
 from batchgen.engine.scheduler import Limits
 from batchgen.errors import EngineError
 from batchgen.kernels.constants import BLOCK_SIZE
@@ -47,8 +49,11 @@ class Engine:
         frees everything; until it ends or is closed, a second one raises EngineError.
         """
         with self.begin(requests) as generation:
+            run: Run = self.runner.step
+            if self.limits.looks_ahead:
+                run = partial(cast(PlannedRunner, self.runner).step, plan=generation.plan)
             while (chunks := generation.schedule()) or generation.refused:
-                yield from generation.step(chunks, self.runner.step)
+                yield from generation.step(chunks, run)
 
     @contextmanager
     def begin(self, requests: Iterable[Request | None]) -> Iterator[Generation]:

@@ -1,5 +1,6 @@
 """One use of an engine, from its first request to its last completion, step by step."""
 
+import collections.abc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -67,6 +68,10 @@ class Generation:
         Raises EngineError for wrong sampling parameters, naming the field.
         """
         return self._scheduler.schedule()
+
+    def plan(self, chunks: collections.abc.Sequence[Chunk]) -> list[Chunk]:
+        """What the step after `chunks`, which runs, will have whatever is drawn. Raises as `schedule`."""
+        return self._scheduler.plan(chunks)
 
     def step(self, chunks: list[Chunk], run: Run) -> list[Completion]:
         """Run what was scheduled, and hand out what ended with it: first the refused."""

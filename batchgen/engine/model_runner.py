@@ -5,7 +5,7 @@ import collections.abc
 import numpy as np
 import torch
 
-from batchgen.engine.batch import Agreed, Chunk, Sampled
+from batchgen.engine.batch import Agreed, Chunk, Plan, Sampled
 from batchgen.engine.sampling import draw
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.golden import require_rounding
@@ -27,21 +27,24 @@ class ModelRunner:
         return [sum(chunk.length for chunk in chunks)]
 
     @torch.inference_mode()
-    def step(self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None = None) -> list[Sampled]:
+    def step(
+        self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None = None, plan: Plan | None = None
+    ) -> list[Sampled]:
         """Compute every chunk and draw for those with `samples`, in their order.
 
         `agreed`: what every rank `wants` of this step, in which each of them runs as many forwards, one of them
-        perhaps without a chunk of its own; None for a rank alone. Raises EngineError where floats are not rounded to
+        perhaps without a chunk of its own; None for a rank alone. `plan`: asked, while the device runs, for what comes
+        next. Raises EngineError where floats are not rounded to
         nearest, and when a GPU's memory runs out.
         """
         require_rounding()
         with room_for(f"a step of {sum(chunk.length for chunk in chunks)} tokens"):
-            sampled = self._step(chunks, agreed)
+            sampled = self._step(chunks, agreed, plan)
             if agreed is not None:
                 self._model.end_of_step()
             return sampled
 
-    def _step(self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None) -> list[Sampled]:
+    def _step(self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None, plan: Plan | None) -> list[Sampled]:
         sequences = [chunk.sequence for chunk in chunks if chunk.samples]
         logits = self._forward(chunks)
         return draw(logits, sequences, processed=self._processed_logprobs) if sequences else []

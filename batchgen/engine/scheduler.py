@@ -1,5 +1,6 @@
 """Which tokens run in the next step. Plain integers, no clock; nothing that it decides can be seen in the output."""
 
+import collections.abc
 import itertools
 from collections import deque
 from collections.abc import Iterator
@@ -52,18 +53,46 @@ class Scheduler:
         budget = self._limits.max_num_batched_tokens
         while budget > 0 and (len(chunks) < len(self.running) or self._admit()):
             sequence = self.running[len(chunks)]
-            length = min(sequence.num_uncomputed, budget)
+            length = sequence.num_planned or min(sequence.num_uncomputed, budget)
             if not self._make_room(sequence, sequence.num_computed + length):
                 break
-            chunk = Chunk(sequence, sequence.num_computed, length, samples=length == sequence.num_uncomputed)
-            self._blocks.register(sequence.block_table, sequence.token_ids, chunk.start, chunk.stop)
-            chunks.append(chunk)
+            sequence.num_planned = 0
+            chunks.append(self._cut(sequence, sequence.num_computed, length))
             budget -= length
+            if not chunks[-1].samples:  # a plan may have cut it for more tokens than there are now
+                break
         if self._limits.looks_ahead:
             for chunk in chunks:
                 if chunk.samples:
                     self._blocks.grow(chunk.sequence.block_table, chunk.stop + 1)
         return chunks
+
+    def plan(self, chunks: collections.abc.Sequence[Chunk]) -> list[Chunk]:
+        """Prefills that the step after `chunks`, which runs, will have whatever is drawn: its rest, and newcomers.
+
+        That step has a token for each that is drawn, too, unless that ends its sequence. The next `schedule` gives the
+        planned chunks as they are, but for those of sequences that had to be preempted.
+        """
+        if len(chunks) < len(self.running):  # who is waiting for tokens comes first
+            return []
+        planned: list[Chunk] = []
+        budget = self._limits.max_num_batched_tokens - sum(chunk.samples for chunk in chunks)
+        start = None if chunks[-1].samples else chunks[-1].stop
+        while budget > 0 and (start is not None or self._admit()):
+            sequence = self.running[-1]
+            start = sequence.num_computed if start is None else start
+            length = min(sequence.num_tokens - start, budget)
+            if not self._blocks.grow(sequence.block_table, start + length):
+                break
+            planned.append(self._cut(sequence, start, length))
+            sequence.num_planned = length
+            budget, start = budget - length, None
+        return planned
+
+    def _cut(self, sequence: Sequence, start: int, length: int) -> Chunk:
+        chunk = Chunk(sequence, start, length, samples=start + length == sequence.num_tokens)
+        self._blocks.register(sequence.block_table, sequence.token_ids, chunk.start, chunk.stop)
+        return chunk
 
     def finish(self, sequence: Sequence) -> None:
         """`sequence` is done: its blocks are free again."""
@@ -110,6 +139,6 @@ class Scheduler:
     def _preempt(self) -> None:
         sequence = self.running.pop()
         self._blocks.free(sequence.block_table)
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_planned = 0
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1

@@ -19,6 +19,7 @@ class Sequence:
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
         self.num_computed = 0
+        self.num_planned = 0  # tokens after those that the step that comes has already been given
         self.block_table: list[int] = []
         self.output_counts: dict[int, int] = {}  # output token id -> times
         self._seen: set[int] | None = None  # made when somebody first asks: it takes longer than all else here

@@ -1,28 +1,36 @@
 """The next tokens of a step's sequences, computed before the host knows what the step drew.
 
 While the device draws, the next forward of every sequence that may go on is already queued behind: its token comes
-from the draw on the device. The host meanwhile commits and schedules as if nothing had happened, and takes the logits
-if it then wants that very token at that very place. What it does not want is thrown away: a row's bits do not depend
-on its company, and keys and values that nobody asked for lie where nobody looks.
+from the draw on the device. Behind it go the prefills that the step will have in any case. The host meanwhile commits
+and schedules as if nothing had happened, and takes the logits if it then wants those very tokens at that very place.
+What it does not want is thrown away: a row's bits do not depend on its company, and keys and values that nobody asked
+for lie where nobody looks.
 """
 
 import collections.abc
+import itertools
 from typing import NamedTuple
 
 import torch
 
 from batchgen.engine.batch import Chunk
 from batchgen.engine.decode_graphs import DecodeGraphs, GraphSize, Row
-from batchgen.engine.sequence import Sequence
 from batchgen.kernels.constants import BLOCK_SIZE
 
 
 class _Ahead(NamedTuple):
-    """One row of logits that are on their way."""
+    """One chunk whose keys, values and logits are on their way."""
 
-    sequence: Sequence
-    row: int
-    slot: int  # where the token's key and value went
+    chunk: Chunk
+    row: int | None  # of the logits; None: it draws nothing
+    blocks: list[int]  # where keys and values up to its end lie
+
+
+class Taken(NamedTuple):
+    """Chunks that need not run any more."""
+
+    rows: dict[int, int | None]  # index of a chunk -> row of the logits; None: it draws nothing
+    logits: torch.Tensor  # float32 [rows, V]
 
 
 class StepAhead:
@@ -30,23 +38,19 @@ class StepAhead:
 
     def __init__(self, graphs: DecodeGraphs) -> None:
         self._graphs = graphs
-        self._rows: dict[int, _Ahead] = {}  # by the identity of the sequence, which the entry keeps alive
-        self._logits = torch.empty(0)
+        self._chunks: dict[int, _Ahead] = {}  # by the identity of the sequence, which the entry keeps alive
+        self._logits: list[torch.Tensor] = []
 
-    def take(self, chunks: collections.abc.Sequence[Chunk]) -> dict[int, int]:
-        """Index into `chunks` -> row of `logits`, for the chunks that were computed ahead. They are taken once."""
-        found = {}
+    def take(self, chunks: collections.abc.Sequence[Chunk]) -> Taken:
+        """Those of `chunks` that were computed ahead. They are taken once, and what is not taken is forgotten."""
+        rows = {}
         for index, chunk in enumerate(chunks):
-            ahead = self._rows.get(id(chunk.sequence))
-            if ahead and chunk.length == 1 and chunk.samples and ahead.slot == slot_of(chunk.sequence, chunk.start):
-                found[index] = ahead.row
-        self._rows = {}
-        return found
-
-    @property
-    def logits(self) -> torch.Tensor:
-        """Float32 [rows, V]."""
-        return self._logits
+            ahead = self._chunks.get(id(chunk.sequence))
+            if ahead and ahead.chunk == chunk and ahead.blocks == _blocks(chunk):
+                rows[index] = ahead.row
+        logits = self._logits
+        self._chunks, self._logits = {}, []
+        return Taken(rows, logits[0] if len(logits) == 1 else torch.cat(logits) if logits else torch.empty(0))
 
     def going(self, drawn: collections.abc.Sequence[Chunk]) -> list[int]:
         """Which of `drawn` may want another token after the one being drawn."""
@@ -58,10 +62,20 @@ class StepAhead:
         """Queue the next tokens.  tokens int32 [R], on the device, those of `drawn`; `going`: which of them go on."""
         rows = [Row(drawn[at].sequence.block_table, drawn[at].stop, 0) for at in going]
         indices = None if len(going) == len(drawn) else going
-        self._logits = self._graphs.forward(rows, (tokens, indices), size)
-        for row, at in enumerate(going):
-            sequence = drawn[at].sequence
-            self._rows[id(sequence)] = _Ahead(sequence, row, slot_of(sequence, drawn[at].stop))
+        self._logits = [self._graphs.forward(rows, (tokens, indices), size)]
+        self._keep([Chunk(drawn[at].sequence, drawn[at].stop, 1, samples=True) for at in going], first=0)
+
+    def add(self, chunks: collections.abc.Sequence[Chunk], logits: torch.Tensor) -> None:
+        """What else was queued for the step that comes.  logits float32 [R, V] of the chunks that draw."""
+        first = sum(len(part) for part in self._logits)
+        self._logits.append(logits)
+        self._keep(chunks, first)
+
+    def _keep(self, chunks: collections.abc.Sequence[Chunk], first: int) -> None:
+        """`first`: the row of the first chunk that draws."""
+        rows = itertools.count(first)
+        for chunk in chunks:
+            self._chunks[id(chunk.sequence)] = _Ahead(chunk, next(rows) if chunk.samples else None, _blocks(chunk))
 
     def serve(self, size: GraphSize) -> None:
         """Run with other ranks what only they have tokens for."""
@@ -75,8 +89,6 @@ def _may_go_on(chunk: Chunk) -> bool:
     return wants and len(sequence.block_table) * BLOCK_SIZE > chunk.stop
 
 
-def slot_of(sequence: Sequence, position: int) -> int:
-    """Where a position's key and value lie; -1 if the sequence has no block for it."""
-    at = position // BLOCK_SIZE
-    table = sequence.block_table
-    return table[at] * BLOCK_SIZE + position % BLOCK_SIZE if at < len(table) else -1
+def _blocks(chunk: Chunk) -> list[int]:
+    """Those of the positions up to its end, as far as its sequence has them."""
+    return chunk.sequence.block_table[: -(-chunk.stop // BLOCK_SIZE)]

@@ -1,11 +1,10 @@
 """Steps computed ahead of their draws, on a CPU: the graphs and the device's sampler are stood in for by the ops."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from support.model_cases import (
     MAX_MODEL_LEN,
     assert_same,
@@ -16,68 +15,13 @@ from support.model_cases import (
     requests,
     with_limits,
 )
+from support.plain_graphs import ahead_on_cpu
 
 from batchgen import kernels
-from batchgen.engine import ahead_runner
 from batchgen.engine.ahead_runner import AheadRunner
-from batchgen.engine.decode_graphs import FromDraws, GraphSize, Row
 from batchgen.engine.engine import Engine
 from batchgen.engine.model_runner import ModelRunner
-from batchgen.engine.step_ahead import StepAhead
-from batchgen.kernels.sample_rows import Draws, SampleRows
-from batchgen.layers.step import StepTensors
 from batchgen.loader import LoadedModel
-from batchgen.models.any_decoder import AnyDecoder, Cache
-
-I32 = torch.int32
-
-
-@dataclass
-class PlainGraphs:
-    """What DecodeGraphs computes, without a graph; nobody may keep what an earlier call gave."""
-
-    decoder: AnyDecoder
-    cache: list[Cache]
-    last: torch.Tensor | None = None
-
-    def forward(
-        self, rows: Sequence[Row], draws: FromDraws | None = None, size: GraphSize | None = None
-    ) -> torch.Tensor:
-        assert size
-        assert len(rows) <= size.rows
-        assert all(row.position < size.positions for row in rows)
-        ids = [row.token_id for row in rows]
-        if draws:
-            tokens, which = draws
-            ids = tokens.clamp(min=0).tolist() if which is None else tokens[torch.tensor(which)].clamp(min=0).tolist()
-        width = max(len(row.block_table) for row in rows)
-        slots = [row.block_table[row.position // 32] * 32 + row.position % 32 for row in rows]
-        step = StepTensors(
-            token_ids=torch.tensor(ids, dtype=I32),
-            positions=torch.tensor([row.position for row in rows], dtype=I32),
-            slots=torch.tensor(slots),
-            query_start=torch.arange(len(rows) + 1, dtype=I32),
-            block_tables=torch.tensor([(row.block_table + [0] * width)[:width] for row in rows], dtype=I32),
-            sample_rows=torch.arange(len(rows)),
-        )
-        if self.last is not None:
-            self.last.fill_(torch.nan)
-        self.last = self.decoder.forward(step, self.cache).clone()
-        return self.last
-
-
-@dataclass
-class HostDraws:
-    """Draws as of a device."""
-
-    draws: Draws
-
-    @property
-    def token(self) -> torch.Tensor:
-        return torch.from_numpy(self.draws.token)
-
-    def fetch(self) -> Callable[[], Draws]:
-        return lambda: self.draws
 
 
 @pytest.fixture(scope="module")
@@ -93,18 +37,7 @@ def plain(model: LoadedModel) -> Engine:
 @pytest.fixture(scope="module")
 def runner(plain: Engine) -> Iterator[AheadRunner]:
     assert isinstance(plain.runner, ModelRunner)
-    decoder, cache = plain.runner._model, plain.runner._cache
-
-    def draw(logits: torch.Tensor, rows: SampleRows, *, processed_logprobs: bool) -> HostDraws:
-        return HostDraws(kernels.sample(logits.contiguous(), rows, processed_logprobs=processed_logprobs))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-        patch.setattr(ahead_runner, "upload", lambda rows, V, device: rows)
-        patch.setattr(ahead_runner, "draw", draw)
-        made = AheadRunner(decoder, cache, MAX_MODEL_LEN, processed_logprobs=False)
-        made.graphs = PlainGraphs(decoder, cache)  # type: ignore[assignment]
-        made._ahead = StepAhead(made.graphs)
+    with ahead_on_cpu(plain.runner._model, plain.runner._cache, MAX_MODEL_LEN) as made:
         yield made
 
 
@@ -126,6 +59,16 @@ def test_nobody_sees_it(plain: Engine, runner: AheadRunner, alone: dict[str, str
     engine = ahead(plain, runner, max_num_seqs=size, max_num_batched_tokens=budget)
     assert_same(generate(engine, requests(40)), alone, f"{size} at once, {budget} tokens a step")
     assert runner.taken > engine.stats.output_tokens * (0.7 if budget >= size else 0.0)
+
+
+def test_prefills_are_queued_before_the_draws_are_known(plain: Engine, runner: AheadRunner) -> None:
+    """Answers of one token: nothing decodes, and still all but the first step runs ahead."""
+    asked = [replace(request, params=replace(request.params, max_tokens=1, min_tokens=0)) for request in requests(40)]
+    expected = generate(with_limits(plain, max_num_seqs=1, prefix_cache_blocks=0), asked)
+    for budget, cached in ((40, 0), (100, 0), (100, 50)):
+        engine = ahead(plain, runner, max_num_batched_tokens=budget, max_num_seqs=256, prefix_cache_blocks=cached)
+        assert_same(generate(engine, asked), expected, f"{budget} tokens a step")
+        assert runner.taken >= 30
 
 
 @pytest.mark.parametrize("num_blocks", [5, 6, 9, 20])

@@ -31,10 +31,13 @@ class Harness:
     block_size: int = 1
     cache_blocks: int = 0
     num_read: int = 0
+    ahead: bool = False  # ask for a plan while a step runs
+    planned: int = 0  # chunks that came as planned
     finished: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.blocks = BlockManager(self.num_blocks, self.block_size, self.cache_blocks)
+        self.plan: list[tuple[int, int, int]] = []
         limits = Limits(self.max_num_seqs, self.budget, self.num_blocks, self.cache_blocks)
         self.scheduler = Scheduler(self._arrivals(), self.blocks, limits)
 
@@ -45,8 +48,16 @@ class Harness:
 
     def step(self) -> list[tuple[int, int, int]]:
         """One step, checked; its chunks as (arrival, start, stop)."""
+        promised = [sequence for sequence in self.scheduler.running if sequence.num_planned]
         chunks = self.scheduler.schedule()
         self.check(chunks)
+        given = [chunk for chunk in chunks if (chunk.sequence.arrival, chunk.start, chunk.stop) in self.plan]
+        kept = [sequence for sequence in promised if sequence in self.scheduler.running]
+        assert {chunk.sequence.arrival for chunk in given} >= {sequence.arrival for sequence in kept}
+        self.planned += len(given)
+        self.plan = []
+        if self.ahead and chunks:
+            self.plan = [(c.sequence.arrival, c.start, c.stop) for c in self.scheduler.plan(chunks)]
         for chunk in chunks:
             chunk.sequence.num_computed = chunk.stop
         for sequence in [chunk.sequence for chunk in chunks if chunk.samples]:
@@ -115,6 +126,28 @@ def test_every_budget_pool_and_cache_finishes_everything(max_num_seqs: int) -> N
             preemptions += harness.scheduler.num_preemptions
             assert harness.scheduler.num_cached_tokens > 0
     assert (preemptions > 0) == (max_num_seqs > 1), "the small pools must force preemption"
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 9])
+def test_every_budget_and_pool_finishes_everything_with_plans(max_num_seqs: int) -> None:
+    planned = 0
+    for budget in (1, 2, 3, 5, 8, 20):
+        for num_blocks in range(12, 40, 3):
+            harness = Harness(SIZES, max_num_seqs, budget, num_blocks, cache_blocks=num_blocks % 2 * 4, ahead=True)
+            harness.run()
+            assert sorted(harness.finished) == list(range(len(SIZES)))
+            planned += harness.planned
+    assert planned > 100
+
+
+def test_what_is_planned_is_the_rest_of_a_prefill_and_newcomers() -> None:
+    harness = Harness([(3, 2), (9, 1), (2, 1)], max_num_seqs=3, budget=6, num_blocks=40, ahead=True)
+    assert harness.step() == [(0, 0, 3), (1, 0, 3)]
+    assert harness.plan == [(1, 3, 8)], "beside one token of the first"
+    assert harness.step() == [(0, 3, 4), (1, 3, 8)]
+    assert harness.plan == [(1, 8, 9), (2, 0, 2)], "though the first ends"
+    assert harness.step() == [(1, 8, 9), (2, 0, 2)]
+    assert harness.step() == []
 
 
 def test_no_preemption_when_everything_fits() -> None:
