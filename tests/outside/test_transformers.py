@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import write_tiny
+from safetensors.torch import load_file
+from support.tiny_models import write_tiny, write_weights
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from batchgen.layers.step import StepTensors
@@ -36,6 +37,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "qwen3, wide heads": ("qwen3", {"head_dim": 64}),
+}
+MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe, plain weights": ("qwen3_moe", {"norm_topk_prob": False}),
+    "qwen3_moe, a dense layer": ("qwen3_moe", {"decoder_sparse_step": 2}),
+    "dots1": ("dots1", {}),
+    "dots1, plain weights": ("dots1", {"norm_topk_prob": False, "first_k_dense_replace": 0}),
 }
 IDS = [(i * 53) % 280 + 3 for i in range(150)]
 
@@ -80,6 +88,49 @@ def test_prefill_logits(case: str, tmp_path: Path) -> None:
     assert mean < 0.02, (largest, mean)
     agree = float((ours.argmax(-1) == theirs.argmax(-1)).float().mean())
     assert agree > 0.95, f"greedy agreement {agree:.3f}"
+
+
+def near(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Which positions have all their logits within 0.15 standard deviations."""
+    return ((ours - theirs).abs() / theirs.std()).amax(dim=-1) < 0.15
+
+
+@pytest.mark.parametrize("case", MOE_CASES)
+def test_prefill_logits_with_experts(case: str, tmp_path: Path) -> None:
+    """Of nearly equal scores the rounding of x may choose another expert: at a few positions, and then all is other."""
+    family, changes = MOE_CASES[case]
+    path = write_tiny(tmp_path / "model", family, **changes)
+    ours, theirs = our_logits(path, tmp_path, IDS), their_logits(path, IDS)
+    same = near(ours, theirs)
+    assert same.float().mean() > 0.9
+    assert distance(ours[same], theirs[same])[1] < 0.02
+    assert float((ours.argmax(-1) == theirs.argmax(-1)).float().mean()) > 0.93
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("qwen3_moe", {"norm_topk_prob": False}),
+        ("qwen3_moe", {"num_experts_per_tok": 3}),
+        ("dots1", {"routed_scaling_factor": 1.2}),
+        ("dots1", {"norm_topk_prob": False}),
+    ],
+)
+def test_counter_wrong_experts_are_caught(family: str, change: dict[str, Any], tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "model", family)
+    theirs = their_logits(path, IDS)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | change))
+    assert near(our_logits(path, tmp_path, IDS), theirs).float().mean() < 0.5
+
+
+def test_counter_a_bias_that_is_forgotten_is_caught(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "model", "dots1")
+    theirs = their_logits(path, IDS)
+    weights = load_file(path / "model.safetensors")
+    weights["model.layers.1.mlp.gate.e_score_correction_bias"].zero_()
+    write_weights(path, weights)
+    assert near(our_logits(path, tmp_path, IDS), theirs).float().mean() < 0.8
 
 
 @pytest.mark.parametrize("change", [{"rope_theta": 20000.0}, {"rms_norm_eps": 0.5}])
