@@ -77,7 +77,7 @@ class _Graph:
             query_start=torch.arange(S + 1, dtype=torch.int32, device=device),
             block_tables=on_device.block_tables,
             sample_rows=torch.arange(S, device=device),
-            shape=StepShape(S, 1, context),
+            shape=StepShape(S, 1, context, is_padded=True),
         )
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))

@@ -135,7 +135,7 @@ def make_decoder(
     """The decoder of the profile, with room for so many positions. Raises ModelError, EngineError."""
     if isinstance(weights, DeviceWeights):
         decoder: AnyDecoder = _module("models.native_decoder").NativeDecoder(
-            weights.config, weights.tensors, positions, device
+            weights.config, weights.tensors, positions, device, parallel
         )
         return decoder
     native = numerics in NATIVE

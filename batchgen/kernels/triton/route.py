@@ -20,13 +20,13 @@ _LEAST = tl.constexpr(-(1 << 63))
 _TINY = tl.constexpr(1e-20)  # added to a sum of sigmoids, which may be 0
 
 
-@triton.jit(do_not_specialize=["LOGITS", "BIAS", "EXPERTS", "WEIGHTS"])
+@triton.jit(do_not_specialize=["LOGITS", "BIAS", "POSITIONS", "EXPERTS", "WEIGHTS"])
 def _route(
-    LOGITS, BIAS, EXPERTS, WEIGHTS, scale,
+    LOGITS, BIAS, POSITIONS, EXPERTS, WEIGHTS, scale,
     E: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, SIGMOID: tl.constexpr, NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The TOP experts of one row by (score descending, id ascending), stored by id."""
+    """The TOP experts of one row by (score descending, id ascending), a NaN above all, stored by id."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     ok = i < E
@@ -42,7 +42,7 @@ def _route(
         weight = tl.exp2((logit - tl.max(logit, 0)) * LOG2_E)
     # As whole numbers in the order of the scores, an id's complement below them: no two are equal. -0 is 0.
     order = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
-    order = order ^ ((order >> 31) & 0x7FFFFFFF)
+    order = tl.where(score == score, order ^ ((order >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     key = tl.where(ok, (order.to(tl.int64) << 32) + (BLOCK - i), _LEAST)
     chosen = i < 0
     for _ in tl.static_range(TOP):
@@ -57,21 +57,28 @@ def _route(
     elif not SIGMOID:
         weight = tl.div_rn(weight, tl.sum(tl.where(ok, weight, 0.0), 0))
     place = row * TOP + tl.cumsum(chosen.to(tl.int32), 0) - 1
-    tl.store(EXPERTS + place, i, mask=chosen)
+    id = i
+    if PADDED:
+        id = tl.where(tl.load(POSITIONS + row) < 0, -1, id)
+    tl.store(EXPERTS + place, id, mask=chosen)
     tl.store(WEIGHTS + place, weight * scale, mask=chosen)
 
 
-def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, positions: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each token, ascending, and their weights.
 
-    logits float32 [T, E]; bias float32 [E], added to sigmoid scores for the choice alone
-    -> int32 [T, k], float32 [T, k].
+    logits float32 [T, E]; bias float32 [E], added to sigmoid scores for the choice alone; positions int32 [T]: a token
+    at -1 is padding, and its experts are all -1  -> int32 [T, k], float32 [T, k].
     """
     T, E = logits.shape
     k, is_sigmoid = routing.top_k, routing.scoring == "sigmoid"
     check("the router's logits", logits, torch.float32, T, E)
     if bias is not None:
         check("the router's bias", bias, torch.float32, E)
+    if positions is not None:
+        check("positions", positions, torch.int32, T)
     if not 1 <= k <= E <= MAX_EXPERTS or (bias is not None and not is_sigmoid):
         raise EngineError(
             f"{k} of {E} experts by {routing.scoring} {'without' if bias is None else 'with'} a bias; the kernel takes "
@@ -81,8 +88,8 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> 
     weights = torch.empty(T, k, dtype=torch.float32, device=logits.device)
     if T:
         _route[(T,)](
-            logits, logits if bias is None else bias, experts, weights, routing.scale,
-            E, k, triton.next_power_of_2(E), is_sigmoid, routing.norm_topk, bias is not None,
-            num_warps=1, **options(logits),
+            logits, logits if bias is None else bias, experts if positions is None else positions, experts, weights,
+            routing.scale, E, k, triton.next_power_of_2(E), is_sigmoid, routing.norm_topk, bias is not None,
+            positions is not None, num_warps=1, **options(logits),
         )  # fmt: skip
     return experts, weights
