@@ -21,6 +21,7 @@ from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.cpu.native import set_threads
 from batchgen.kernels.device import TENSOR_CORES, Device, Wanted, choose, describe, free_bytes
 from batchgen.kernels.golden import NATIVE, check_profile
+from batchgen.kernels.memory import room_for
 from batchgen.loader import LoadedModel
 from batchgen.models.any_decoder import AnyDecoder
 from batchgen.models.checkpoint import open_checkpoint
@@ -86,7 +87,8 @@ def _start(
             "the packed weights are of another config", where=str(cache_root() / "packed"), hint="delete them"
         )
     decoder = make_decoder(spec.numerics, weights, max(model.max_model_len, POSITIONS), device, parallel)
-    proof = _prove(decoder, run_config)
+    with room_for(f"the proof of the kernels with {run_config.max_num_batched_tokens} tokens"):
+        proof = _prove(decoder, run_config)
     num_blocks = _num_blocks(decoder, model.max_model_len, run_config)
     cache = decoder.new_cache(num_blocks)
     is_processed, looks_ahead = spec.logprobs_mode == "processed", spec.numerics == TENSOR_CORES
