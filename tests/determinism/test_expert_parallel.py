@@ -1,7 +1,7 @@
 """Experts over ranks: their number, where each expert lies and how often, when they move, who got which request.
 
 Guards against sums that follow the layout (vLLM's combine at eight ranks did until lately, and is fixed for one layout
-only), replicas of experts that are added twice (SGLang #35697 lost half of its score so), and ranks that fall out of
+only), replicas of experts that are added twice (SGLang PR #32962), and ranks that fall out of
 step. Real processes, and bits of ids and logprobs against one engine with one sequence at a time.
 """
 

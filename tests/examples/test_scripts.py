@@ -1,13 +1,10 @@
 """The example scripts run, and say what they should."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from support.example_scripts import load
 from support.fake_jobs import make_job, run, write_input
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 JOB = """\
 version: 1
@@ -17,15 +14,6 @@ numerics: portable/1
 inputs: [{{path: none.parquet, columns: {{messages: messages}}}}]
 row_key: {{column: id}}
 """
-
-
-def load(name: str) -> ModuleType:
-    module_spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
-    return module
 
 
 def test_read_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
