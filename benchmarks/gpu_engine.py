@@ -1,6 +1,6 @@
 """The whole engine on one GPU under native-sm90/1: throughput, where a step's time goes, and the device's limits.
 
-    python -m benchmarks.gpu_engine [--model Qwen3-1.7B] [--out FILE.json]
+    python -m benchmarks.gpu_engine [--model Qwen3-1.7B] [--balanced] [--no-price] [--out FILE.json]
 
 Weights are random, prompts are random token ids, and every output has its full length. Text is not decoded. Limits are
 measured in the same process: bytes a step (weights and cache) over the copy rate, operations over the rate of a large
@@ -12,7 +12,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from batchgen import kernels
 from batchgen.engine.admission import ModelLimits
 from batchgen.engine.ahead_runner import AheadRunner
 from batchgen.engine.batch import Chunk, Plan, Sampled
@@ -29,27 +30,36 @@ from batchgen.engine.native_proof import prove
 from batchgen.engine.scheduler import Limits
 from batchgen.kernels.device import TENSOR_CORES, choose, describe
 from batchgen.kernels.triton.tuning import LIBRARY, OPS, Rule, table_of
-from batchgen.models.config import ModelConfig
+from batchgen.models.config import ModelConfig, MoeConfig
 from batchgen.models.device_weights import DeviceWeights
 from batchgen.models.native_decoder import NativeDecoder
 from batchgen.records import Request, SamplingParams
+from batchgen.routing import Routing
+from benchmarks.balanced import balanced
 from benchmarks.gpu_timing import copy_limit, matrix_limit
 
 MAX_MODEL_LEN, SEQUENCES, BUDGET = 8448, 256, 16_384
 # What vLLM 0.26 does by default on an H200, measured another day.
-BASELINE = {"prefill tok/s": 185_700.0, "decode tok/s": 22_280.0, "job tok/s": 15_090.0, "1 ms": 1.89, "32 ms": 2.99}
+BASELINE = {
+    "Qwen3-1.7B": {
+        "prefill tok/s": 185_700.0, "decode tok/s": 22_280.0, "job tok/s": 15_090.0, "1 ms": 1.89, "32 ms": 2.99
+    },
+    "Qwen3-30B-A3B": {"prefill tok/s": 73_900.0, "decode tok/s": 9_510.0, "job tok/s": 6_290.0},
+}  # fmt: skip
 
 
-def qwen3(layers: int, hidden: int, heads: int, inner: int, *, tied: bool) -> ModelConfig:
+def qwen3(
+    layers: int, hidden: int, heads: int, inner: int, *, tied: bool, kv_heads: int = 8, moe: MoeConfig | None = None
+) -> ModelConfig:
     """A Qwen3 of that size."""
     return ModelConfig(
-        architecture="Qwen3ForCausalLM",
+        architecture="Qwen3MoeForCausalLM" if moe else "Qwen3ForCausalLM",
         vocab_size=151_936,
         hidden_size=hidden,
         intermediate_size=inner,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=8,
+        num_kv_heads=kv_heads,
         head_dim=128,
         rms_norm_eps=1e-6,
         rope_theta=1e6,
@@ -61,13 +71,18 @@ def qwen3(layers: int, hidden: int, heads: int, inner: int, *, tied: bool) -> Mo
         qk_norm=True,
         bos_token_id=None,
         eos_token_ids=(),
+        moe=moe,
     )
 
 
 MODELS = {
     "Qwen3-1.7B": qwen3(28, 2048, 16, 6144, tied=True),
     "Qwen3-8B": qwen3(36, 4096, 32, 12_288, tied=False),
-}
+    "Qwen3-30B-A3B": qwen3(
+        48, 2048, 32, 6144, tied=False, kv_heads=4,
+        moe=MoeConfig(128, 768, Routing(8, "softmax", True, 1.0), False, 0, ()),
+    ),
+}  # fmt: skip
 
 
 class Silent:
@@ -142,9 +157,6 @@ class Bench:
         self.num_blocks = SEQUENCES * 40
         self.cache = self.decoder.new_cache(self.num_blocks)
         self.new_runner()
-        self.weight_bytes = 2 * (
-            self.config.num_layers * self.config.layer_weights + self.config.vocab_size * self.config.hidden_size
-        )
         with stopwatch(self.starting, "first token s"):
             self.run(1, 16, 1)
 
@@ -188,7 +200,7 @@ class Bench:
         between = seconds - sum(took for *_, took in steps)
         step, context = float(np.median(decodes)), 1024 + output / 2
         per_position = 4 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
-        least = (self.weight_bytes + count * context * per_position) / limit / 1e6
+        least = (self.weight_bytes(count) + count * context * per_position) / limit / 1e6
         host = between / len(steps)
         return {
             "step ms": (step + host) * 1e3,
@@ -220,10 +232,65 @@ class Bench:
             print(name, report[name], flush=True)
         return report
 
-    def operations(self, prompt: int) -> int:
+    def operations(self, prompt: int) -> float:
         """Of a prompt's token in a prefill, with half of the prompt's keys on average."""
         config = self.config
-        return 2 * config.num_layers * (config.layer_weights + prompt * config.num_heads * config.head_dim)
+        weights = layer_weights(config, config.moe.routing.top_k if config.moe else 0)
+        return 2 * config.num_layers * (weights + prompt * config.num_heads * config.head_dim)
+
+    def weight_bytes(self, count: int) -> float:
+        """What a decode of so many sequences reads: of the experts those that some token goes to."""
+        config = self.config
+        layers = config.num_layers * layer_weights(config, self.experts_touched(count))
+        return 2 * (layers + config.vocab_size * config.hidden_size)
+
+    def experts_touched(self, count: int) -> float:
+        """By a decode of so many sequences, on average over layers."""
+        seen: list[int] = []
+
+        def see(op: str, outputs: kernels.Outputs) -> None:
+            if op == "route" and len(outputs["experts"]) == count:
+                seen.append(len(torch.bincount(torch.as_tensor(outputs["experts"]).view(-1)).nonzero()))
+
+        if self.config.moe:
+            with kernels.watch(see):
+                self.run(count, 64, 3)
+        return float(np.mean(seen)) if seen else 0.0
+
+
+def layer_weights(config: ModelConfig, experts: float) -> float:
+    """Weights of the linears of one layer, with so many of its experts."""
+    if config.moe is None:
+        return config.layer_weights
+    every = config.moe.num_experts
+    return (
+        config.layer_weights
+        + config.hidden_size * every
+        - 3 * config.hidden_size * config.moe.inner_size * (every - experts)
+    )
+
+
+def price_of_invariance(bench: Bench, device: torch.device, report: dict[str, Any]) -> dict[str, float]:
+    """Of time, beside the same engine with the library's linears, whose report goes into this one."""
+    with library_picks(device):
+        bench.new_runner()
+        report["library picks"] = free = bench.measure(report["output"], report["copy"], report["product"])
+    price = {name: report[name]["step ms"] / free[name]["step ms"] - 1 for name in free if name.startswith("decode")}
+    price["prefill"] = free["prefill"]["tok/s"] / report["prefill"]["tok/s"] - 1
+    print("price of invariance", {name: f"{share:+.1%}" for name, share in price.items()})
+    return price
+
+
+def over(baseline: dict[str, float], report: dict[str, Any]) -> dict[str, float]:
+    """How many times as fast."""
+    found = report["decode 256"]
+    ratios = {name: found[name] / baseline[name] for name in ("decode tok/s", "job tok/s")}
+    ratios |= {"prefill tok/s": report["prefill"]["tok/s"] / baseline["prefill tok/s"]}
+    ratios |= {
+        f"{n} ms": baseline[f"{n} ms"] / report[f"decode {n}"]["step ms"] for n in (1, 32) if f"{n} ms" in baseline
+    }
+    print("over vLLM's default", {name: round(ratio, 3) for name, ratio in ratios.items()})
+    return ratios
 
 
 def main() -> None:
@@ -231,6 +298,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, default="Qwen3-1.7B")
     parser.add_argument("--output", type=int, default=256)
+    parser.add_argument("--balanced", action="store_true", help="every expert gets as many tokens: not what it means")
+    parser.add_argument("--no-price", action="store_true", help="do not measure beside the library's linears")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = choose("cuda", TENSOR_CORES)
@@ -239,21 +308,13 @@ def main() -> None:
     report: dict[str, Any] = {"gpu": describe(device), "model": args.model, "copy": copy, "product": product}
     report |= {"output": args.output, "start": bench.starting, "proof": bench.proof.to_json()}
     print(json.dumps(report), flush=True)
-    report |= bench.measure(args.output, copy, product)
-    with library_picks(device):
+    with balanced() if args.balanced else nullcontext():
         bench.new_runner()
-        report["library picks"] = free = bench.measure(args.output, copy, product)
-    price = {name: report[name]["step ms"] / free[name]["step ms"] - 1 for name in free if name.startswith("decode")}
-    price["prefill"] = free["prefill"]["tok/s"] / report["prefill"]["tok/s"] - 1
-    report["price of invariance"] = price
-    print("price of invariance", {name: f"{share:+.1%}" for name, share in price.items()})
-    if args.model == "Qwen3-1.7B" and args.output == 256:
-        found = report["decode 256"]
-        ratios = {name: found[name] / BASELINE[name] for name in ("decode tok/s", "job tok/s")}
-        ratios |= {"prefill tok/s": report["prefill"]["tok/s"] / BASELINE["prefill tok/s"]}
-        ratios |= {f"{n} ms": BASELINE[f"{n} ms"] / report[f"decode {n}"]["step ms"] for n in (1, 32)}
-        report["over vLLM's default"] = ratios
-        print("over vLLM's default", {name: round(ratio, 3) for name, ratio in ratios.items()})
+        report |= bench.measure(args.output, copy, product)
+    if not args.no_price:
+        report["price of invariance"] = price_of_invariance(bench, device, report)
+    if (baseline := BASELINE.get(args.model)) and args.output == 256:
+        report["over vLLM's default"] = over(baseline, report)
     if args.out:
         args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -32,7 +32,7 @@ from batchgen.loader import LoadedModel
 from batchgen.models.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.gpu
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "dots1")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
