@@ -85,7 +85,8 @@ class _Graph:
             decoder.forward(step, cache)  # compiles, and sets the library up
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        # Of this thread alone: NCCL's own may look at its events while this one captures.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._logits = decoder.forward(step, cache)
 
     def run(self, rows: collections.abc.Sequence[Row], draws: FromDraws | None) -> torch.Tensor:
