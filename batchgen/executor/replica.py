@@ -100,6 +100,21 @@ class DepEngine:
         """The processes of the ranks."""
         return self._ranks.pids
 
+    @property
+    def idle_share(self) -> float:
+        """Of the steps of all ranks, those in which a rank had no token."""
+        idle = sum(stats.idle_steps for stats in self.stats)
+        return idle / max(1, idle + sum(stats.steps for stats in self.stats))
+
+    @property
+    def balance(self) -> float:
+        """Tokens of all ranks, by those that there would be if in every step all had as many as the busiest: 1 is even.
+
+        It bounds what N ranks can gain, for a step takes as long as its busiest rank.
+        """
+        most = sum(stats.busiest_tokens for stats in self.stats)
+        return sum(stats.step_tokens for stats in self.stats) / max(1, most)
+
     def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
         """See executor.base.Engine. Raises as an engine's `generate`, and the error of a rank that is lost."""
         if self._busy:

@@ -60,6 +60,8 @@ def test_the_answers_of_one_engine(shared: DepEngine) -> None:
     assert shared.fingerprint == {"numerics": "fake", "canary": "even"}
     assert all(stats.steps > 0 for stats in shared.stats)
     assert len({stats.steps + stats.idle_steps for stats in shared.stats}) == 1
+    assert 0 <= shared.idle_share < 0.9
+    assert 1 / SIZE <= shared.balance <= 1
 
 
 def test_no_request_at_all(shared: DepEngine) -> None:
