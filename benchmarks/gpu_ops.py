@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from batchgen.kernels import triton as ops
+from batchgen.kernels.routing import Pairs, Routing
 from batchgen.kernels.triton import launch
 from benchmarks.gpu_timing import copy_limit, matrix_limit, replay_us
 
@@ -27,6 +28,8 @@ PREFILLS = (8, 16)  # sequences of PROMPT tokens
 # What vLLM 0.26 does by default on an H200, microseconds a step, from a run beside these shapes.
 BASELINE = {("Qwen3-1.7B", 1): 1890.0, ("Qwen3-1.7B", 32): 2990.0, ("Qwen3-1.7B", 256): 256 / 22280 * 1e6}
 BASELINE |= {("Qwen3-1.7B", count * PROMPT): count * PROMPT / 185700 * 1e6 for count in PREFILLS}
+BASELINE |= {("Qwen3-30B-A3B", count * PROMPT): count * PROMPT / 73900 * 1e6 for count in PREFILLS}
+BASELINE[("Qwen3-30B-A3B", 256)] = 256 / 9510 * 1e6
 
 
 class Model(NamedTuple):
@@ -37,13 +40,16 @@ class Model(NamedTuple):
     q_heads: int
     kv_heads: int
     head_dim: int
-    inner: int
+    inner: int  # of one expert, where there are experts
     vocab: int
+    experts: int = 0
+    top_k: int = 0
 
 
 MODELS = {
     "Qwen3-1.7B": Model(28, 2048, 16, 8, 128, 6144, 151936),
     "Qwen3-8B": Model(36, 4096, 32, 8, 128, 12288, 151936),
+    "Qwen3-30B-A3B": Model(48, 2048, 32, 4, 128, 768, 151936, 128, 8),
 }
 
 
@@ -71,8 +77,11 @@ class Decoder:
         width = (m.q_heads + 2 * m.kv_heads) * m.head_dim
         self.qkv = [bf16(width, m.hidden) for _ in range(m.layers)]
         self.o = [bf16(m.hidden, m.q_heads * m.head_dim) for _ in range(m.layers)]
-        self.gate_up = [bf16(2 * m.inner, m.hidden) for _ in range(m.layers)]
-        self.down = [bf16(m.hidden, m.inner) for _ in range(m.layers)]
+        stack = (m.experts,) if m.experts else ()
+        self.gate_up = [bf16(*stack, 2 * m.inner, m.hidden) for _ in range(m.layers)]
+        self.down = [bf16(*stack, m.hidden, m.inner) for _ in range(m.layers)]
+        spread = torch.randn(m.experts, 1, device="cuda", dtype=torch.bfloat16).mul_(0.15).exp_()
+        self.router = [bf16(m.experts, m.hidden) * spread for _ in range(m.layers if m.experts else 0)]
         self.head = bf16(m.vocab, m.hidden)
         self.norm = torch.ones(m.hidden, device="cuda")
         self.head_norm = torch.ones(m.head_dim, device="cuda")
@@ -105,6 +114,12 @@ class Step:
         self.x, self.x_qkv = bf16(self.T, m.hidden), bf16(self.T, decoder.qkv[0].shape[0])
         self.x_mixed, self.x_inner = bf16(self.T, m.q_heads * m.head_dim), bf16(self.T, m.inner)
         self.q = bf16(self.T, m.q_heads, m.head_dim) * 50
+        if m.experts:
+            self.routing = Routing(m.top_k, "softmax", norm_topk=True, scale=1.0)
+            self.rows = torch.arange(self.T, device="cuda", dtype=torch.int32).repeat_interleave(m.top_k)
+            self.logits = [ops.linear(self.x, router, dtype=torch.float32) for router in decoder.router]
+            self.chosen, self.weights = ops.route(self.logits[0], None, self.routing)
+            self.y = bf16(self.T, m.top_k, m.hidden)
 
     def attention(self, q: torch.Tensor, layer: int) -> torch.Tensor:
         """Of one layer."""
@@ -134,11 +149,35 @@ class Step:
         yield Op("attention", lambda i: self.attention(self.q, i), kv + T * mixed * 4, 4 * pairs * mixed)
         yield product("o", lambda i: ops.linear(self.x_mixed, d.o[i]), H, mixed, H)
         yield Op("norm 2", lambda _: ops.add_rms_norm(self.h, self.x, d.norm, 1e-6), T * H * 12, 0)
-        yield product("gate up", lambda i: ops.linear_silu_mul(self.x, d.gate_up[i]), 2 * m.inner, H, m.inner)
-        yield product("down", lambda i: ops.linear(self.x_inner, d.down[i]), H, m.inner, H)
+        if m.experts:
+            yield from self.of_experts()
+        else:
+            yield product("gate up", lambda i: ops.linear_silu_mul(self.x, d.gate_up[i]), 2 * m.inner, H, m.inner)
+            yield product("down", lambda i: ops.linear(self.x_inner, d.down[i]), H, m.inner, H)
         x = self.x[:S]
         head = Op("logits", lambda _: ops.linear(x, d.head, dtype=torch.float32), 0, 2 * S * m.vocab * H, once=True)
         yield head._replace(bytes=2 * m.vocab * H + 4 * S * m.vocab)
+
+    def of_experts(self) -> Iterator[Op]:
+        """Those in place of gate, up and down. Of the experts the bytes count of those that some token goes to."""
+        d, m, T = self.d, self.d.model, self.T
+        E, H, P, touched = m.experts, m.hidden, T * m.top_k, int((torch.bincount(self.chosen.view(-1)) > 0).sum())
+        pairs = Pairs(self.rows, self.chosen.view(-1))
+        router = Op("router", lambda i: ops.linear(self.x, d.router[i], dtype=torch.float32), 0, 2 * T * E * H)
+        yield router._replace(bytes=2 * (E + T) * H + 4 * T * E)
+        yield Op("route", lambda i: ops.route(self.logits[i], None, self.routing), 4 * T * E + 8 * P, 0)
+        experts = Op("experts", lambda i: ops.experts(self.x, pairs, d.gate_up[i], d.down[i]), 0, 6 * P * m.inner * H)
+        yield experts._replace(bytes=6 * touched * m.inner * H + 2 * T * H + 4 * P * m.inner + 2 * P * H)
+        yield Op("combine", lambda _: ops.combine(self.y, self.weights, None), 2 * P * H + 2 * T * H, 0)
+
+    def mlp(self, x: torch.Tensor, layer: int) -> torch.Tensor:
+        """Of one layer."""
+        d, m = self.d, self.d.model
+        if not m.experts:
+            return ops.linear(ops.linear_silu_mul(x, d.gate_up[layer]), d.down[layer])
+        chosen, weights = ops.route(ops.linear(x, d.router[layer], dtype=torch.float32), None, self.routing)
+        y = ops.experts(x, Pairs(self.rows, chosen.view(-1)), d.gate_up[layer], d.down[layer])
+        return ops.combine(y.view(self.T, m.top_k, m.hidden), weights, None)
 
     def forward(self) -> torch.Tensor:
         """The whole step, with the greatest logit for a sampler."""
@@ -147,7 +186,7 @@ class Step:
         for i in range(d.model.layers):
             q = self.rotary(ops.linear(ops.add_rms_norm(h, y, d.norm, eps), d.qkv[i]), i)
             y = ops.linear(self.attention(q, i), d.o[i])
-            y = ops.linear(ops.linear_silu_mul(ops.add_rms_norm(h, y, d.norm, eps), d.gate_up[i]), d.down[i])
+            y = self.mlp(ops.add_rms_norm(h, y, d.norm, eps), i)
         x = ops.add_rms_norm(h, y, d.norm, eps)
         x = x if self.query == 1 else x[self.last]
         return ops.linear(x, d.head, dtype=torch.float32).argmax(-1)

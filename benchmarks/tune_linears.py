@@ -21,12 +21,13 @@ from batchgen.kernels.triton.tuning import LIBRARY, PLAIN, Choice, Library, dige
 from batchgen.kernels.triton.wide import Wide
 from benchmarks.gpu_timing import replay_us
 
-# Qwen3-1.7B and Qwen3-8B: qkv, o, gate and up, down, logits.
+# Qwen3-1.7B and Qwen3-8B: qkv, o, gate and up, down, logits; Qwen3-30B-A3B: qkv, o, router.
 SHAPES = [
     ("linear", 4096, 2048), ("linear", 2048, 2048), ("linear_silu_mul", 12288, 2048), ("linear", 12288, 2048),
     ("linear", 2048, 6144), ("logits", 151936, 2048),
     ("linear", 6144, 4096), ("linear", 4096, 4096), ("linear_silu_mul", 24576, 4096), ("linear", 24576, 4096),
     ("linear", 4096, 12288), ("logits", 151936, 4096),
+    ("linear", 5120, 2048), ("linear", 2048, 4096), ("logits", 128, 2048),
 ]  # fmt: skip
 ROWS = (1, 16, 32, 64, 96, 128, 256, 8192)  # bounds of the ranges; the last stands for all that is larger
 SHARED_BYTES = 227 * 1024

@@ -13,8 +13,8 @@ from batchgen.kernels.routing import Pairs
 from batchgen.kernels.triton.launch import begin, options
 
 _PART = 4096  # pairs of one program; up to so many are counted and sorted in one launch
-_PARTS = 8  # but at most so many parts
-_FEWEST = 1024  # pairs that a program looks at together, at least
+_PARTS = 32  # but at most so many parts
+_CHUNK = 1024  # pairs that a program looks at together; all of them, where there is one part
 
 
 class Sorted(NamedTuple):
@@ -98,7 +98,7 @@ def sort_pairs(pairs: Pairs, S: int, m: int, like: torch.Tensor) -> Sorted:
     while triton.cdiv(P, part) > _PARTS:
         part *= 2
     parts, bins = triton.cdiv(P, part), max(256, triton.next_power_of_2(S))
-    chunk = min(_PART, max(_FEWEST, triton.next_power_of_2(P)))
+    chunk = _CHUNK if parts > 1 else max(_CHUNK, triton.next_power_of_2(P))
     how = {"num_warps": chunk // 256, **options(like)}
     whole = torch.empty(2 * P, dtype=torch.int32, device=like.device)
     tiles = torch.empty(most_tiles(P, S, m) * 3 + 1, dtype=torch.int32, device=like.device)
