@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from batchgen import terminal
-from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, BatchgenError, Interrupted, ModelError, SpecError, VerifyError
+from batchgen.commands import Commands, emit, leave
+from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, Interrupted, ModelError, SpecError, VerifyError
 from batchgen.executor.run_config import DeviceName, RunConfig
 from batchgen.io.first_rows import first_rows
 from batchgen.io.hashing import parse_root
@@ -36,39 +37,15 @@ from batchgen.options import (
 )
 from batchgen.progress import display
 from batchgen.spec import JobSpec, job_schema, load_spec
-from batchgen.terminal.as_json import json_text
+from batchgen.status import read_status
 from batchgen.terminal.help import EXAMPLES
 from batchgen.terminal.rows import print_rows
+from batchgen.terminal.status import LINE_SECONDS, follow, print_status, watch_status
 from batchgen.terminal.verdict import print_verdict
 from batchgen.verify.choice import all_rows, drawn_rows, named_rows, parse_size
 from batchgen.verify.integrity import verify_run
 
 SCHEMAS = {"job": job_schema, "rows": rows_schema, "manifest": manifest_schema}
-
-
-class Command(click.Command):
-    """A command that ends a BatchgenError as a message and its exit code."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            error: BatchgenError = Interrupted("stopped", hint="no file was being written")
-        except BatchgenError as caught:
-            error = caught
-        if ctx.params.get("as_json"):
-            emit(terminal.error_json(error))
-        terminal.print_error(error)
-        return ctx.exit(error.exit_code)
-
-
-class Commands(click.Group):
-    """The commands in the order in which one uses them."""
-
-    command_class = Command
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(cls=Commands, epilog=EXAMPLES, context_settings={"max_content_width": 100})
@@ -333,6 +310,29 @@ def report(run: Path, out: Path | None, against: Path | None, as_json: bool) -> 
 
 @cli.command()
 @RUN
+@click.option("--watch", is_flag=True, help="Go on until it is finished; without a terminal, line by line.")
+@AS_JSON
+def status(run: Path, watch: bool, as_json: bool) -> None:
+    """Say how far RUN is.
+
+    Samples, tokens and failures, the rate of each replica and the time that is left: from the folder alone, while
+    another process works on it or when none does. Counts are of complete shards. No hash is checked.
+    """
+    try:
+        if as_json and watch:
+            follow(run, LINE_SECONDS, lambda found: emit(asdict(found)))
+        elif as_json:
+            emit(asdict(read_status(run)))
+        elif watch:
+            watch_status(run, terminal.OUT)
+        else:
+            print_status(run, terminal.OUT)
+    except KeyboardInterrupt:  # the way to leave it: no error
+        leave(Interrupted.exit_code)
+
+
+@cli.command()
+@RUN
 @click.option("--rows", type=click.IntRange(min=1), metavar="N", default=4, show_default=True, help="How many samples.")
 @AS_JSON
 def show(run: Path, rows: int, as_json: bool) -> None:
@@ -369,16 +369,6 @@ def decoder(run: Path, manifest: Manifest) -> Callable[[Sequence[int]], str] | N
     except (ModelError, SpecError) as error:
         terminal.print_note(f"prompts are not shown, for the tokenizer is not at hand: {error.where} {error.message}")
         return None
-
-
-def emit(value: object) -> None:
-    """One JSON object on one line of stdout."""
-    click.echo(json_text(value))
-
-
-def leave(exit_code: int) -> None:
-    """End the command with this exit code."""
-    click.get_current_context().exit(exit_code)
 
 
 def main() -> None:

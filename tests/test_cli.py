@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 from support.fake_jobs import make_job, run, write_input
 from support.jobs import write_parquet
 
-from batchgen.cli import cli, emit
+from batchgen.cli import cli
+from batchgen.commands import emit
 
 ROOT = Path(__file__).parents[1]
 JOB = """\

@@ -4,6 +4,7 @@ EXAMPLES = """\b
 Examples:
   batchgen plan jobs/quickstart.yaml      read all input, compute nothing
   batchgen run jobs/quickstart.yaml       make the rows, or go on where it stopped
+  batchgen status runs/quickstart         how far it is, from another shell
   batchgen show runs/quickstart           look at a few of them
   batchgen report runs/quickstart         all of it on one page, report.html
   batchgen verify runs/quickstart         recompute every hash from the files

@@ -43,6 +43,7 @@ SURFACE = {
     ],
     "schema": ["[job|rows|manifest]"],
     "show": ["RUN", "--rows", "--json"],
+    "status": ["RUN", "--watch", "--json"],
     "verify": ["RUN", "--root", "--json"],
 }
 

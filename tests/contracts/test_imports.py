@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": BASE | {"spec", "io"},
     "text": BASE | {"spec"},
     "preflight": DATA | {"text"},
+    "status": DATA,
     "routing": set(),
     "kernels": {"errors", "routing"},
     "parallel": {"errors", "kernels"},
@@ -50,11 +51,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": DATA | {"verify.integrity", "verify.diff"},
     "progress": DATA | {"executor"},
     "terminal": DATA
-    | {"executor", "preflight", "progress", "verify.integrity", "verify.diff", "verify.replay", "verify.explain"},
+    | {
+        "executor",
+        "preflight",
+        "progress",
+        "status",
+        "verify.integrity",
+        "verify.diff",
+        "verify.replay",
+        "verify.explain",
+    },
     "options": {"executor"},
+    "commands": {"errors", "terminal"},
     "cli": DATA
     | JOINED
-    | {"job", "options", "preflight", "progress", "report", "terminal"}
+    | {"commands", "job", "options", "preflight", "progress", "report", "status", "terminal"}
     | {"verify.integrity", "verify.diff", "verify.ledger", "verify.replay", "verify.explain"},
     "__main__": {"cli"},
 }
@@ -68,7 +79,7 @@ UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", 
 UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", "stored_row")}
 
 HOME: dict[str, set[str]] = {
-    "click": {"cli", "options"},
+    "click": {"cli", "commands", "options"},
     "cuda": {"kernels.cuda"},
     "duckdb": {"io", "verify.diff"},
     "gguf": {"models", "text"},
