@@ -1,4 +1,7 @@
-"""The tiny model of these suites, one engine over it, and what each request gives when it has that to itself."""
+"""The tiny models of these suites, an engine over each, and what each request gives when it has that to itself.
+
+One model is dense; the other has a dense layer and one with experts, a biased router and a shared expert.
+"""
 
 from collections.abc import Iterator
 
@@ -12,9 +15,9 @@ from batchgen.loader import LoadedModel
 from batchgen.models.decoder import Decoder
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_tiny(tmp_path_factory.mktemp("determinism"))
+@pytest.fixture(scope="session", params=["llama", "dots1"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_tiny(tmp_path_factory.mktemp("determinism"), request.param)
 
 
 @pytest.fixture(scope="session")

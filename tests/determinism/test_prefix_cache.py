@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support.cache_faults import one_token_short, without_the_parent
-from support.model_cases import PARAMS, ask, assert_same, generate, ids, long_requests, make_engine, requests
+from support.model_cases import PARAMS, ask, assert_same, generate, ids, load_tiny, long_requests, make_engine, requests
 from support.model_cases import with_limits as over
 
 from batchgen.engine.batch import Chunk, Sampled
@@ -15,7 +15,6 @@ from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.engine import Engine
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.kernels.cpu.native import library
-from batchgen.loader import LoadedModel
 from batchgen.records import Request
 
 NO_AMX = pytest.mark.skipif(not library().has_amx(), reason="this processor has no AMX")
@@ -24,9 +23,14 @@ HEADER = ids(70)
 LONG = replace(PARAMS[2], max_tokens=75)  # goes on whatever is drawn
 
 
-@pytest.fixture(scope="module", params=["portable/1", pytest.param("native-amx/1", marks=NO_AMX)])
-def engine(request: pytest.FixtureRequest, model: LoadedModel) -> Engine:
-    return make_engine(model, numerics=request.param)
+@pytest.fixture(
+    scope="module",
+    params=[("llama", "portable/1"), ("dots1", "portable/1"), pytest.param(("llama", "native-amx/1"), marks=NO_AMX)],
+    ids=" ".join,
+)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    family, numerics = request.param
+    return make_engine(load_tiny(tmp_path_factory.mktemp("prefixes"), family), numerics=numerics)
 
 
 def plain(engine: Engine, wanted: Iterable[Request]) -> dict[str, str]:

@@ -20,17 +20,17 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from support.model_cases import generate, load_tiny, make_engine, requests
-model = load_tiny(Path(sys.argv[1]))
+model = load_tiny(Path(sys.argv[1]), sys.argv[4])
 print(json.dumps(generate(make_engine(model, max_num_seqs=int(sys.argv[2]), threads=int(sys.argv[3])), requests())))
 """
 
 
-def in_a_process(folder: Path, max_num_seqs: int, threads: int, hash_seed: str) -> dict[str, str]:
+def in_a_process(folder: Path, family: str, max_num_seqs: int, threads: int, hash_seed: str) -> dict[str, str]:
     """With caches of its own, empty: the weights are packed anew."""
     tests = Path(__file__).parents[1]
     caches = {"BATCHGEN_CACHE": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "other caches")}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM, str(folder), str(max_num_seqs), str(threads)],
+        [sys.executable, "-P", "-c", PROGRAM, str(folder), str(max_num_seqs), str(threads), family],
         env={**os.environ, "PYTHONPATH": str(tests), "PYTHONHASHSEED": hash_seed} | caches,
         capture_output=True,
         check=True,
@@ -42,10 +42,12 @@ def in_a_process(folder: Path, max_num_seqs: int, threads: int, hash_seed: str) 
 
 @pytest.mark.parametrize(("max_num_seqs", "threads", "hash_seed"), [(64, 2, "1"), (5, 1, "2")])
 def test_a_fresh_process(
-    alone: dict[str, str], tmp_path: Path, max_num_seqs: int, threads: int, hash_seed: str
+    alone: dict[str, str], model: LoadedModel, tmp_path: Path, max_num_seqs: int, threads: int, hash_seed: str
 ) -> None:
     assert not (tmp_path / "cache").exists()
-    assert_same(in_a_process(tmp_path, max_num_seqs, threads, hash_seed), alone, f"hash seed {hash_seed}")
+    assert_same(
+        in_a_process(tmp_path, model.path.name, max_num_seqs, threads, hash_seed), alone, f"hash seed {hash_seed}"
+    )
     assert any((tmp_path / "cache").iterdir()), "the weights were not packed here"
 
 
@@ -73,7 +75,7 @@ def test_counter_another_model_is_seen(alone: dict[str, str], tmp_path: Path, mo
     """One weight apart: the comparison would notice."""
     from support.model_cases import generate, make_engine, requests
 
-    other = load_tiny(tmp_path, seed=1)
+    other = load_tiny(tmp_path, model.path.name, seed=1)
     assert other.config == model.config
     with pytest.raises(AssertionError, match="differs"):
         assert_same(generate(make_engine(other), requests(8)), alone, "other weights")
