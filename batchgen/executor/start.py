@@ -81,7 +81,7 @@ def _start(
     device = choose(run_config.device, spec.numerics)
     if device.type == "cpu":
         set_threads(threads_of(run_config))
-    kernel_set = _kernel_set(spec.numerics, device)
+    kernel_set = _kernel_set(spec.numerics, device, model.config.moe is not None)
     if weights.config != model.config:  # the cache is of an older reading of the model's files
         raise ModelError(
             "the packed weights are of another config", where=str(cache_root() / "packed"), hint="delete them"
@@ -152,11 +152,11 @@ def _prove(decoder: AnyDecoder, run_config: RunConfig) -> SelfTest:
     return proof
 
 
-def _kernel_set(numerics: str, device: Device) -> str:
+def _kernel_set(numerics: str, device: Device, has_experts: bool) -> str:
     if numerics == TENSOR_CORES:
         digest: str = _module("kernels.triton.kernel_set").kernel_set(numerics, device)
         return digest
-    return check_profile(numerics, device)
+    return check_profile(numerics, device, experts=has_experts)
 
 
 def _module(name: str) -> ModuleType:

@@ -13,7 +13,8 @@ import torch
 from batchgen import kernels
 from batchgen.errors import EngineError
 from batchgen.kernels.device import CPU
-from batchgen.kernels.packing import PackedWeight, pack
+from batchgen.kernels.packing import PackedWeight, pack, pack_experts
+from batchgen.kernels.routing import Pairs, Routing
 from batchgen.kernels.sample_rows import IdLists, SampleRows
 
 NATIVE = frozenset({"native-amx/1"})  # profiles whose linears run on the matrix unit
@@ -21,17 +22,30 @@ GOLDEN = {
     "native-amx/1": "c4c9b2dbb36aa9c9f0c33e689c45ad1c3236d745e15688b790202b310e47a141",
     "portable/1": "1e06307e0484bfa526fba53f6130dda647e46e1c7567dbc4b7ba22cd4a72d1c5",
 }
+GOLDEN_EXPERTS = {  # of the ops that only a model with experts has
+    "native-amx/1": "419160fcb0545e908d5c6bde5e2711e217289beed37093cbf3be19806a2ecd1b",
+    "portable/1": "533faccf20b945b1c9c8f5b5b6ec307c140bf45dce95d20a0c05ee073c0b05fd",
+}
 
 _ONE, _LITTLE = float("1"), float("1e-20")  # no constants, which the compiler would add up beforehand
 
 
-def check_profile(numerics: str, device: torch.device = CPU) -> str:
-    """The kernel-set digest of the profile `numerics`. Raises EngineError when the kernels of `device` give another."""
+def check_profile(numerics: str, device: torch.device = CPU, *, experts: bool = False) -> str:
+    """The kernel-set digest of the profile `numerics`. Raises EngineError when the kernels of `device` give another.
+
+    `experts`: the ops of a model with experts are proven too; the digest says nothing of them.
+    """
     require_rounding()
-    found = kernel_set_digest(native=numerics in NATIVE, device=str(device))
-    if found != GOLDEN[numerics]:
+    found = _proven(numerics, kernel_set_digest(native=numerics in NATIVE, device=str(device)), GOLDEN[numerics])
+    if experts:
+        _proven(numerics, experts_digest(native=numerics in NATIVE, device=str(device)), GOLDEN_EXPERTS[numerics])
+    return found
+
+
+def _proven(numerics: str, found: str, golden: str) -> str:
+    if found != golden:
         raise EngineError(
-            f"the kernels of this machine do not compute {numerics}: {found[:16]}… is not {GOLDEN[numerics][:16]}…",
+            f"the kernels of this machine do not compute {numerics}: {found[:16]}… is not {golden[:16]}…",
             hint="no row made here could be reproduced; the build or the processor is at fault",
         )
     return found
@@ -90,6 +104,36 @@ def _digest(native: bool) -> str:
         draws = kernels.sample(logits, _sample_rows(T), processed_logprobs=processed)
         for array in (draws.token, draws.logprob, draws.top_ids, draws.top_values, draws.finite):
             digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def experts_digest(*, native: bool = False, device: str = "cpu") -> str:
+    """SHA-256 (hex) over the outputs of the ops of a MoE layer. Raises as `kernel_set_digest`."""
+    with torch.device(device):
+        return _experts_digest(native)
+
+
+def _experts_digest(native: bool) -> str:
+    digest = hashlib.sha256()
+    T, H, inner, E = 37, 288, 288, 11
+    x = _numbers(12, T, H).to(torch.bfloat16)
+    gate_up = pack_experts(_numbers(13, E, 2 * inner, H).to(torch.bfloat16), native=native)
+    down = pack_experts(_numbers(14, E, H, inner).to(torch.bfloat16), native=native)
+    logits, bias, shared = _numbers(15, T, E) * 8, _numbers(16, E), _numbers(17, T, H)
+    logits[5:9] = logits[5:9].round()  # among them equal ones
+    softmax, sigmoid = Routing(4, "softmax", True, 1.0), Routing(3, "sigmoid", True, 2.5)
+    plain = Routing(2, "softmax", False, 1.0)
+    for routing, biases in ((softmax, None), (sigmoid, bias), (plain, None)):
+        chosen, weights = kernels.route(logits, biases, routing)
+        rows = torch.arange(T, dtype=torch.int32).repeat_interleave(routing.top_k)
+        y = kernels.experts(x, Pairs(rows, chosen.reshape(-1)), gate_up, down)
+        for t in (0, T - 1):  # a token alone: every expert has one pair of it, or none
+            alone = kernels.experts(x, Pairs(rows[:1].repeat(routing.top_k) + t, chosen[t].clone()), gate_up, down)
+            if not torch.equal(alone, y[t * routing.top_k : (t + 1) * routing.top_k]):
+                raise EngineError(f"experts give other bits for token {t} alone than among {T}")
+        summed = kernels.combine(y.view(T, routing.top_k, H), weights, shared if biases is not None else None, shared)
+        for tensor in (chosen, weights, y, summed):
+            digest.update(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

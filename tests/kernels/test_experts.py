@@ -12,7 +12,7 @@ from support.bitwise import assert_bitwise
 
 from batchgen import kernels
 from batchgen.errors import EngineError
-from batchgen.kernels import PackedExperts, Pairs, reference
+from batchgen.kernels import PackedExperts, Pairs, cpu, golden, reference
 from batchgen.kernels.cpu.native import library
 from batchgen.kernels.packing import pack_experts, unpack
 
@@ -147,6 +147,26 @@ def test_wrong_operands_are_refused() -> None:
         kernels.experts(x, Pairs(one, one), *some_experts(3, 32, 16))
     with pytest.raises(EngineError, match="no kernels for meta"):
         kernels.experts(x.to("meta"), Pairs(one, one), gate_up, down)
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_golden_hash(isa: str) -> None:
+    """A change of any bit of a MoE layer's ops is a new version of the profile."""
+    library().use(isa)
+    assert golden.experts_digest() == golden.GOLDEN_EXPERTS["portable/1"]
+
+
+@AMX
+def test_golden_hash_of_the_matrix_unit() -> None:
+    assert golden.experts_digest(native=True) == golden.GOLDEN_EXPERTS["native-amx/1"]
+
+
+def test_a_machine_of_other_bits_is_refused_for_a_model_with_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = cpu.combine
+    monkeypatch.setattr(cpu, "combine", lambda *args: right(*args).nextafter(torch.tensor(torch.inf)))
+    golden.check_profile("portable/1")
+    with pytest.raises(EngineError, match="do not compute portable/1"):
+        golden.check_profile("portable/1", experts=True)
 
 
 def test_counter_a_product_by_slot_is_caught() -> None:
