@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, lru_cache
+from operator import add, attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,6 +18,8 @@ from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 from batchgen.errors import RunError
 from batchgen.io.schema import SCHEMA_VERSION
 from batchgen.io.writer import write_atomically
+from batchgen.object_path import StoreError
+from batchgen.places import Place
 
 FILE_NAME = "manifest.json"
 ROWS = "rows"
@@ -46,7 +50,10 @@ class Tally:
         return cls(table.num_rows, *(reasons.get(reason, 0) for reason in ("stop", "length", "error")), *tokens)
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Tally(*map(add, _TALLY(self), _TALLY(other)))
+
+
+_TALLY = attrgetter(*(field.name for field in fields(Tally)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,9 @@ class ShardRecord:
     keys_digest: str  # SHA-256 of the file's batchgen.row_keys
     tally: Tally
     probes: int  # of its samples: made a second time while the job ran, and equal bit for bit
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +133,12 @@ class Manifest:
         """Of the whole run, over all processes that made it. All were equal, or their shard were not there."""
         return sum(shard.probes for shard in self.shards)
 
+    def with_shard(self, shard: ShardRecord) -> "Manifest":
+        """One more, without a look at those that are there."""
+        ordered = list(self.shards)
+        insort(ordered, shard, key=lambda shard: shard.index)
+        return replace(self, shards=tuple(ordered), counts=self.counts + shard.tally)
+
     def with_shards(self, shards: Iterable[ShardRecord]) -> "Manifest":
         """These shards and no others, with their counts."""
         ordered = tuple(sorted(shards, key=lambda shard: shard.index))
@@ -150,10 +166,27 @@ class Manifest:
 
     def to_json(self) -> str:
         """The last key is `shards`, one a line."""
-        head = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "shards"}
-        lines = "".join(f"\n    {json.dumps(asdict(shard))}," for shard in self.shards).removesuffix(",")
-        text = json.dumps(head, indent=2, ensure_ascii=False, default=asdict)
-        return f'{text.removesuffix("}").rstrip()},\n  "shards": [{lines}]\n}}\n'
+        parts = {f.name: _indented(getattr(self, f.name)) for f in fields(self) if f.name not in ("inputs", "shards")}
+        parts["inputs"] = _inputs_json(self.inputs)
+        parts["shards"] = f"[{','.join(map(_line, self.shards))}]"
+        text = ",\n".join(f'  "{f.name}": {parts[f.name]}' for f in fields(self))
+        return f"{{\n{text}\n}}\n"
+
+
+def _indented(value: object) -> str:
+    """As a field of a JSON object that is indented by two."""
+    return json.dumps(value, indent=2, ensure_ascii=False, default=asdict).replace("\n", "\n  ")
+
+
+# A manifest is written after each shard: most of it is what it was the last time.
+@lru_cache(maxsize=4)
+def _inputs_json(inputs: tuple[InputRecord, ...]) -> str:
+    return _indented(inputs)
+
+
+@lru_cache(maxsize=1 << 14)
+def _line(shard: ShardRecord) -> str:
+    return f"\n    {json.dumps(asdict(shard))}"
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -161,15 +194,22 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_atomically(folder / FILE_NAME, manifest.to_json().encode())
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Place) -> Manifest:
     """Raises RunError: no manifest, not one that this version reads, or damaged."""
     path = folder / FILE_NAME
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise RunError("is not a run folder: it has no manifest.json", where=str(folder)) from None
+    except StoreError:
+        raise
     except OSError as error:
         raise RunError(f"cannot read: {error.strerror}", where=str(path)) from error
+    return parse_manifest(data, path)
+
+
+def parse_manifest(data: bytes, path: Place) -> Manifest:
+    """The manifest with these bytes, read from `path`. Raises RunError as `read_manifest` does."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,7 @@
 import hashlib
 import json
-from dataclasses import replace
+import time
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,40 @@ def test_shards_are_sorted_counted_and_one_a_line() -> None:
     assert two.counts == Tally(8, 2, 2, 0, 18, 10)
     assert two.probes == 2
     assert sum('"index"' in line for line in two.to_json().splitlines()) == 2
+
+
+def test_shards_one_by_one_are_the_same_as_all_at_once() -> None:
+    shards = [shard(2, 4, 5), shard(0, 0, 2), shard(1, 2, 4)]
+    grown = manifest()
+    for number, each in enumerate(shards, 1):
+        grown = grown.with_shard(each)
+        assert grown == manifest(*shards[:number])
+        assert grown.to_json() == manifest(*shards[:number]).to_json()
+
+
+def test_what_was_written_before_is_not_taken_for_what_is_new() -> None:
+    first = shard(0, 0, 2)
+    texts = {replace(first, probes=probes) for probes in range(3)}
+    assert len({manifest(each).to_json() for each in texts}) == 3
+    other = replace(manifest(first), inputs=(InputRecord("in.parquet", "s", 6),))
+    assert json.loads(other.to_json())["inputs"] == [{"path": "in.parquet", "sha256": "s", "rows": 6}]
+
+
+def test_the_json_is_that_of_the_whole() -> None:
+    found = manifest(shard(0, 0, 2), shard(1, 2, 4))
+    assert json.loads(found.to_json()) == json.loads(json.dumps(asdict(found)))
+    assert list(json.loads(found.to_json())) == [field.name for field in fields(Manifest)]
+
+
+def test_a_thousand_shards_cost_no_more_than_their_text() -> None:
+    """Every shard is written down again at each commit; to make its text again took more than all of the rows."""
+    full = manifest(*(shard(index, 0, 2) for index in range(1000)))
+    full.to_json()
+    started = time.process_time()
+    for index in range(1000, 1050):
+        full = full.with_shard(shard(index, 0, 2))
+        full.to_json()
+    assert time.process_time() - started < 50 * 0.005
 
 
 def test_finished_is_all_shards_and_a_root() -> None:
