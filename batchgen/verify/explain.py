@@ -302,7 +302,7 @@ def _blame(whose: str, sides: list[Side]) -> str:
 
 
 def _first_tensor(a: Weights, b: Weights) -> str | None:
-    """Its name, as in models/packed.py."""
+    """Its name, as in models/fused.py."""
     return next((name for name in a.tensors if not same_bits(a.tensors[name], b.tensors[name])), None)
 
 

@@ -48,7 +48,7 @@ SHAPES = {
 
 
 def random_weights(config: ModelConfig) -> Weights:
-    """Names and layouts of models/packed.py."""
+    """Names of models/fused.py, linears packed."""
     random = torch.Generator().manual_seed(1)
     H, D = config.hidden_size, config.head_dim
 

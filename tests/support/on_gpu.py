@@ -5,17 +5,19 @@ from typing import TypeVar
 import pytest
 import torch
 
-from batchgen.kernels import PackedWeight
+from batchgen.kernels import PackedExperts, PackedWeight, Pairs
 
-T = TypeVar("T", torch.Tensor, PackedWeight, tuple[torch.Tensor, torch.Tensor])
+T = TypeVar("T", torch.Tensor, PackedWeight, PackedExperts, Pairs, tuple[torch.Tensor, torch.Tensor])
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 
 
 def up(x: T) -> T:
     """A copy on the GPU."""
-    if isinstance(x, PackedWeight):
+    if isinstance(x, PackedWeight | PackedExperts):
         return x._replace(data=x.data.cuda())
+    if isinstance(x, Pairs):
+        return Pairs(x.rows.cuda(), x.slots.cuda())
     if isinstance(x, tuple):
         return x[0].cuda(), x[1].cuda()
     return x.cuda()

@@ -3,9 +3,10 @@
 
 namespace batchgen::ISA {
 
-// Ascends with x; -0 is +0, and a NaN is above all numbers, so that it is chosen and its row ends.
+// Ascends with x; -0 is +0, and a NaN is above all numbers, so that it is chosen and its row ends. Never the greatest
+// uint32_t, so that every key is below the one that the search begins with.
 INLINE uint32_t order_of(float x) {
-  if (x != x) return 0xffffffffu;
+  if (x != x) return 0xfffffffeu;
   const uint32_t bits = as_uint(x + 0.0f);
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
