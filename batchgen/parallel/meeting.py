@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Self
@@ -104,8 +105,10 @@ def meet(store: Store, me: Guest, size: int, deadline: float) -> None:
         store.wait(["verdict"], timedelta(seconds=_left(deadline) + _GRACE))
         message, hint = json.loads(store.get("verdict"))
         store.set(f"heard/{me.rank}", "")
-        if me.rank == 0:  # the store goes when rank 0 does
-            store.wait([f"heard/{guest.rank}" for guest in come], timedelta(seconds=_GRACE))
+        if me.rank == 0:  # the store goes when rank 0 does, and some may come only now to hear that one cannot
+            audience = range(size) if time.monotonic() < deadline else [guest.rank for guest in come]
+            with suppress(RuntimeError):
+                store.wait([f"heard/{rank}" for rank in audience], timedelta(seconds=_GRACE))
     except RuntimeError as error:
         raise EngineError(
             f"rank {me.rank} lost rank 0 while the ranks met: {str(error).splitlines()[0]}",
