@@ -69,7 +69,7 @@ class ShardRecord:
     probes: int  # of its samples: made a second time while the job ran, and equal bit for bit
 
     def __hash__(self) -> int:
-        return hash(self.digest)
+        return hash((self.index, self.digest))
 
 
 @dataclass(frozen=True, slots=True)
