@@ -80,6 +80,10 @@ class RowError(BatchgenError):
         super().__init__(message)
         self.code = code
 
+    def __reduce__(self) -> tuple[type["RowError"], tuple[str, str]]:
+        """Rows travel to replicas with their errors."""
+        return type(self), (self.code, self.message)
+
 
 ROW_ERROR_CODES = frozenset(
     {
@@ -91,6 +95,7 @@ ROW_ERROR_CODES = frozenset(
         "control_token",  # content holds a control token and the spec says "error"
         "template",  # the chat template refused the messages
         "non_finite_logits",  # the model gave NaN or infinity for this row
+        "replica_died",  # the processes of the engine died with it, and again when it was alone
     }
 )
 

@@ -49,9 +49,7 @@ class Engine:
         frees everything; until it ends or is closed, a second one raises EngineError.
         """
         with self.begin(requests) as generation:
-            run: Run = self.runner.step
-            if self.limits.looks_ahead:
-                run = partial(cast(PlannedRunner, self.runner).step, plan=generation.plan)
+            run = self.run_of(generation)
             while (chunks := generation.schedule()) or generation.refused:
                 yield from generation.step(chunks, run)
 
@@ -74,6 +72,12 @@ class Engine:
         finally:
             generation.close()
             self._busy = False
+
+    def run_of(self, generation: Generation) -> Run:
+        """What runs the steps of `generation`."""
+        if self.limits.looks_ahead:
+            return partial(cast(PlannedRunner, self.runner).step, plan=generation.plan)
+        return self.runner.step
 
     def _check_limits(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks"):

@@ -65,6 +65,26 @@ class Lockstep:
                     inbox.wait()
 
 
+def generate_alone(engine: Engine, inbox: Inbox, answer: collections.abc.Callable[[list[Completion]], None]) -> None:
+    """Answer all requests of the inbox by an engine that is no rank of others; returns when they are done.
+
+    Raises what a step raises.
+    """
+    with engine.begin(inbox.requests()) as generation:
+        run = engine.run_of(generation)
+        while True:
+            if inbox.was_dropped():
+                generation.release()
+            chunks = generation.schedule()
+            is_idle = not chunks and not generation.refused
+            if answered := generation.step(chunks, run):
+                answer(answered)
+            elif is_idle and inbox.is_over():
+                return
+            elif is_idle:
+                inbox.wait()
+
+
 class _Step:
     """One step of all ranks."""
 

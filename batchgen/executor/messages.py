@@ -38,6 +38,11 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """From a rank, now and then while it goes on and has nothing else to say."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """From a rank, when a generation is over on all ranks."""
 

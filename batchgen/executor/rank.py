@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from threading import Thread
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from batchgen.engine.batch import LockstepRunner
-from batchgen.engine.lockstep import Lockstep
-from batchgen.executor.messages import Ended, Failed, Ready, Setup
-from batchgen.executor.start import start_rank
+from batchgen.engine.lockstep import Lockstep, generate_alone
+from batchgen.executor.messages import Beat, Ended, Failed, Ready, Setup
+from batchgen.executor.start import start_engine, start_rank
 from batchgen.kernels.device import choose_for_rank
 from batchgen.parallel.mesh import Mesh
 from batchgen.records import Completion, Request
 
+_BEAT = 1.0  # seconds after which the driver hears that the steps go on
 _NAP = 0.002  # seconds that a rank waits for requests before it asks the other ranks again
 _LAST_WORDS = 10.0  # seconds in which the driver can hear why a rank ends, while the other ranks still find it there
 
@@ -30,6 +31,7 @@ class PipeInbox:
         self._orders: SimpleQueue[Any] = SimpleQueue()
         self._held: deque[Request] = deque()
         self._is_over = self._was_dropped = False
+        self._beaten = monotonic()
         Thread(target=self._read, daemon=True).start()
 
     def take(self) -> Any:
@@ -44,7 +46,10 @@ class PipeInbox:
         self._is_over = self._was_dropped = False
 
     def was_dropped(self) -> bool:
-        """See engine.lockstep.Inbox."""
+        """See engine.lockstep.Inbox. It is asked before each step, so the driver hears that there are steps."""
+        if monotonic() - self._beaten > _BEAT:
+            self._connection.send(Beat())
+            self._beaten = monotonic()
         self._look()
         return self._was_dropped
 
@@ -114,6 +119,13 @@ def serve(connection: Connection, inbox: PipeInbox) -> None:
     setup = inbox.take()
     assert isinstance(setup, Setup)
     size = setup.run_config.expert_parallel_size
+    if size == 1:
+        alone = start_engine(setup.spec, setup.model, setup.run_config)
+        connection.send(Ready(alone.fingerprint, alone.about))
+        while True:
+            inbox.begin()
+            generate_alone(alone, inbox, connection.send)
+            connection.send(Ended(alone.stats))
     device = choose_for_rank(setup.run_config.device, setup.spec.numerics, setup.rank)
     mesh = Mesh.join(setup.rank, size, setup.address, device)
     engine = start_rank(setup.spec, setup.model, setup.run_config, mesh)

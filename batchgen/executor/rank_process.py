@@ -66,9 +66,15 @@ class RankProcesses:
         for rank in range(len(self._ranks)):
             self.send(rank, message)
 
-    def receive(self) -> tuple[int, Any]:
-        """The next message of any rank, and which. Raises the error of the first that failed; then all are ended."""
-        rank, message = self._messages.get()
+    def receive(self, patience: float | None = None) -> tuple[int, Any]:
+        """The next message of any rank, and which. Raises the error of the first that failed; then all are ended.
+
+        Raises TimeoutError when none comes for `patience` seconds; None waits for ever.
+        """
+        try:
+            rank, message = self._messages.get(timeout=patience)
+        except Empty:
+            raise TimeoutError from None
         if isinstance(message, Failed | _Gone):
             self._messages.put((rank, message))
             raise self._lost()

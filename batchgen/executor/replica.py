@@ -9,7 +9,8 @@ from batchgen.engine.admission import check_request
 from batchgen.engine.generation import EngineStats
 from batchgen.errors import BatchgenError, EngineError
 from batchgen.executor.base import Engine
-from batchgen.executor.messages import Ended, Ready, Setup
+from batchgen.executor.guarded import GuardedEngine
+from batchgen.executor.messages import Beat, Ended, Ready, Setup
 from batchgen.executor.rank_process import RankProcesses
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.spread import Spread
@@ -29,7 +30,7 @@ def start_replica(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weig
     Raises as start_engine and DepEngine.start do, and EngineError for settings of ranks where there is one.
     """
     if run_config.expert_parallel_size > 1:
-        return DepEngine.start(spec, model, run_config)
+        return _guarded(spec, model, run_config) if run_config.guard else DepEngine.start(spec, model, run_config)
     for name in ("redundant_experts", "eplb_interval"):
         if value := getattr(run_config, name):
             raise EngineError(
@@ -37,7 +38,11 @@ def start_replica(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weig
                 where=name,
                 hint="it goes with an expert_parallel_size above 1",
             )
-    return start_engine(spec, model, run_config, weights)
+    return _guarded(spec, model, run_config) if run_config.guard else start_engine(spec, model, run_config, weights)
+
+
+def _guarded(spec: JobSpec, model: LoadedModel, run_config: RunConfig) -> GuardedEngine:
+    return GuardedEngine(lambda: DepEngine.start(spec, model, run_config))
 
 
 def only_ranks_open_weights(numerics: str, size: int) -> bool:
@@ -51,17 +56,18 @@ def ending(engine: Engine) -> Iterator[None]:
     try:
         yield
     finally:
-        if isinstance(engine, DepEngine):
+        if isinstance(engine, DepEngine | GuardedEngine):
             engine.close()
 
 
 class DepEngine:
     """N processes in lockstep: each has its own requests and KV cache, and its part of the experts of every layer.
 
-    What a request is answered depends on none of it. When one of the ranks is lost, all are.
+    One process alone may be of a model without experts. What a request is answered depends on none of it. When one of
+    the ranks is lost, all are.
     """
 
-    def __init__(self, ranks: RankProcesses, ready: list[Ready], vocab_size: int, max_num_seqs: int) -> None:
+    def __init__(self, ranks: RankProcesses, ready: list[Ready], vocab_size: int, run_config: RunConfig) -> None:
         """`ready`: what each rank has said of itself. Raises EngineError if they are not alike; use `start`."""
         _check_alike(ready)
         self.fingerprint: Mapping[str, str] = ready[0].fingerprint
@@ -69,7 +75,9 @@ class DepEngine:
         self.stats = [EngineStats() for _ in ready]  # of each rank, as of the end of the last generation
         self._ranks = ranks
         self._vocab_size = vocab_size
-        self._room = max_num_seqs + max(1, max_num_seqs // 4)  # a few wait at their rank, to begin at once
+        most = run_config.max_num_seqs
+        self._room = most + max(1, most // 4)  # a few wait at their rank, to begin at once
+        self._patience = run_config.watchdog_seconds
         self._busy = False
         weakref.finalize(self, ranks.close)
 
@@ -90,7 +98,7 @@ class DepEngine:
             ready: dict[int, Ready] = {}
             while len(ready) < size:
                 rank, ready[rank] = ranks.receive()
-            return cls(ranks, [ready[rank] for rank in range(size)], model.config.vocab_size, run_config.max_num_seqs)
+            return cls(ranks, [ready[rank] for rank in range(size)], model.config.vocab_size, run_config)
         except BaseException:
             ranks.close(at_once=True)
             raise
@@ -115,8 +123,17 @@ class DepEngine:
         most = sum(stats.busiest_tokens for stats in self.stats)
         return sum(stats.step_tokens for stats in self.stats) / max(1, most)
 
-    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
-        """See executor.base.Engine. Raises as an engine's `generate`, and the error of a rank that is lost."""
+    @property
+    def is_alive(self) -> bool:
+        """Whether the ranks are there, as far as is known."""
+        return self._ranks.is_alive
+
+    def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
+        """See executor.base.Engine. Raises as an engine's `generate`, and the error of a rank that is lost.
+
+        A request that is None says that there is none now and more may come: it is asked again when a rank speaks.
+        Whoever gives it while no request is unanswered is asked without end.
+        """
         if self._busy:
             raise EngineError("this engine is already generating", hint="finish or close the earlier iterator first")
         if not self._ranks.is_alive:
@@ -129,15 +146,16 @@ class DepEngine:
             self._ranks.send_all("begin")
             is_over = self._fill(waiting, spread)
             while left:
-                rank, message = self._ranks.receive()
+                rank, message = self._receive(spread)
                 if isinstance(message, Ended):
                     self.stats[rank] = message.stats
                     left.discard(rank)
                     continue
-                for completion in message:
+                answered = [] if isinstance(message, Beat) else message
+                for completion in answered:
                     spread.answered(rank, completion)
                 is_over = is_over or self._fill(waiting, spread)
-                yield from message
+                yield from answered
         finally:
             self._busy = False
             if left and self._ranks.is_alive:
@@ -147,13 +165,29 @@ class DepEngine:
         """End the ranks."""
         self._ranks.close()
 
-    def _fill(self, waiting: Iterator[Request], spread: Spread) -> bool:
+    def _receive(self, spread: Spread) -> tuple[int, Any]:
+        try:
+            return self._ranks.receive(self._patience)
+        except TimeoutError:
+            self._ranks.close(at_once=True)
+            names = spread.names
+            listed = ", ".join(f"row {key!r} sample {index}" for key, index in names[:5]) or "no row"
+            raise EngineError(
+                f"no rank has made a step for {self._patience:g} s; in hand: {listed}"
+                + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
+                hint="what is committed is valid; --watchdog gives a slow machine more time",
+            ) from None
+
+    def _fill(self, waiting: Iterator[Request | None], spread: Spread) -> bool:
         """Give out requests while a rank has room; True when there are no more, and the ranks know."""
         while spread.has_room():
-            request = next(waiting, None)
-            if request is None:
+            try:
+                request = next(waiting)
+            except StopIteration:
                 self._ranks.send_all("end")
                 return True
+            if request is None:
+                return False
             check_request(request, self._vocab_size)
             self._ranks.send(spread.give(request), [request])
         return False
@@ -163,10 +197,12 @@ class DepEngine:
         try:
             self._ranks.send_all("drop")
             while left:
-                rank, message = self._ranks.receive()
+                rank, message = self._ranks.receive(self._patience)
                 if isinstance(message, Ended):
                     self.stats[rank] = message.stats
                     left.discard(rank)
+        except TimeoutError:
+            self._ranks.close(at_once=True)
         except BatchgenError:
             pass  # what led here says more, and who comes next is told that they have ended
         except BaseException:  # nobody waits any longer
@@ -177,6 +213,8 @@ class DepEngine:
 def _check_size(size: int, spec: JobSpec, model: LoadedModel, run_config: RunConfig) -> None:
     """Raise EngineError for ranks that cannot be had."""
     moe = model.config.moe
+    if moe is None and size == 1:
+        return
     if moe is None:
         raise EngineError(
             f"{model.config.architecture} has no experts that {size} ranks could share",

@@ -29,6 +29,8 @@ class RunConfig:
     expert_parallel_size: int = 1  # ranks (processes, each on a GPU of its own) that share the experts of a model
     redundant_experts: int = 0  # of a layer: experts that a second rank or more hold too
     eplb_interval: int = 0  # steps after which experts move to where the load is even; 0: never
+    guard: bool = False  # a process that dies is started again, and a row that kills it each time is an error row
+    watchdog_seconds: float = 300.0  # without a step, after which the processes of an engine are taken for dead
 
     def __post_init__(self) -> None:
         """Raise ValueError for a share that is none, and for a number out of its range."""
@@ -39,6 +41,8 @@ class RunConfig:
 
         if not 1 <= self.expert_parallel_size <= MAX_RANKS:
             raise ValueError(f"expert_parallel_size must be from 1 to {MAX_RANKS}, got {self.expert_parallel_size}")
+        if not self.watchdog_seconds > 0:
+            raise ValueError(f"watchdog_seconds must be above 0, got {self.watchdog_seconds}")
         for name in ("redundant_experts", "eplb_interval"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")

@@ -23,6 +23,11 @@ class Spread:
         """Requests that are not answered."""
         return self._held.total()
 
+    @property
+    def names(self) -> list[tuple[str, int]]:
+        """(row_key, sample_index) of the requests that are not answered."""
+        return [(key, index) for (_, key, index), works in self._asked.items() for _ in works]
+
     def has_room(self) -> bool:
         """Whether some rank can have another request."""
         return any(self._held[rank] < self._room for rank in range(len(self.work)))
