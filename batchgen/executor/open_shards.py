@@ -128,7 +128,8 @@ class OpenShards:
         self._check_whole(completion)
         request, opened = asked.request, self._shards[asked.shard]
         timed = perf_counter() - asked.taken, request.row_key, request.sample_index, len(completion.token_ids)
-        opened.slowest = tuple(nlargest(_SLOWEST, (*opened.slowest, timed)))
+        if len(opened.slowest) < _SLOWEST or timed > opened.slowest[-1]:
+            opened.slowest = tuple(nlargest(_SLOWEST, (*opened.slowest, timed)))
         self.probes.sample_ended(completion)
         if asked.is_probe:
             self.probes.hold(request, completion, asked.shard)

@@ -4,8 +4,9 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -80,8 +81,7 @@ class Inputs:
         return f"{self.files[index].path} row {number}"
 
 
-@dataclass(frozen=True, slots=True)
-class InputRow:
+class InputRow(NamedTuple):
     """One row as read. All four prompt fields are None when the cell is null; `error` is set when it cannot be read."""
 
     row_key: str
@@ -91,6 +91,10 @@ class InputRow:
     tools: list[Any] | None = None
     prompt_token_ids: list[Any] | None = None
     error: RowError | None = None
+
+
+_ROLES = InputRow._fields[2:6]
+_Contents = dict[str, list[Any]]  # role -> the value of each row of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +114,25 @@ def read_rows(inputs: Inputs, start: int, stop: int) -> Iterator[InputRow]:
     """
     for block in read_blocks(inputs, start, stop, _row_columns):
         contents = _contents(block)
-        for key, number, content in zip(_keys(inputs, block, contents), block.numbers, contents, strict=True):
-            where = f"{block.file.label} row {number}"
-            bad = [role for role, value in content.items() if isinstance(value, Undecodable)]
-            if bad:
-                yield InputRow(
-                    key, where, error=RowError("prompt_encoding", f"{bad[0]} holds bytes that are not UTF-8")
-                )
-            else:
-                yield InputRow(key, where, **content)
+        keys = _keys(inputs, block, contents)
+        places = [f"{block.file.label} row {number}" for number in block.numbers.tolist()]
+        if any(Undecodable in set(map(type, values)) for values in contents.values()):
+            yield from map(_row, keys, places, _by_row(contents))
+        else:
+            yield from map(InputRow, keys, places, *(contents.get(role, repeat(None)) for role in _ROLES))
+
+
+def _row(key: str, where: str, content: dict[str, Any]) -> InputRow:
+    for role, value in content.items():
+        if isinstance(value, Undecodable):
+            return InputRow(key, where, error=RowError("prompt_encoding", f"{role} holds bytes that are not UTF-8"))
+    return InputRow(key, where, **content)
 
 
 def read_keys(inputs: Inputs) -> Iterator[list[str]]:
     """The row keys of all rows in order, in blocks. Raises InputError for one that is null or not UTF-8."""
     for block in read_blocks(inputs, 0, inputs.num_rows, _key_columns):
-        yield _keys(inputs, block, _contents(block) if inputs.row_key.derive == "content_hash" else [])
+        yield _keys(inputs, block, _contents(block) if inputs.row_key.derive == "content_hash" else {})
 
 
 def read_passthrough(inputs: Inputs, start: int, stop: int) -> pa.Table:
@@ -232,21 +240,24 @@ def _row_columns(inputs: Inputs, file: InputFile) -> list[str]:
     return [*_key_columns(inputs, file), *file.prompt_columns.values()]
 
 
-def _contents(block: Block) -> list[dict[str, Any]]:
-    """role -> value of each row of `block`."""
+def _contents(block: Block) -> _Contents:
     columns = {role: cells(block.batch.column(name)) for role, name in block.file.prompt_columns.items()}
     for role, clean in (("messages", chat), ("tools", without_nulls)):
         if role in columns:
             columns[role] = [clean(value) if isinstance(value, list) else value for value in columns[role]]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return columns
 
 
-def _keys(inputs: Inputs, block: Block, contents: list[dict[str, Any]]) -> list[str]:
+def _by_row(contents: _Contents) -> Iterator[dict[str, Any]]:
+    return (dict(zip(contents, values, strict=True)) for values in zip(*contents.values(), strict=True))
+
+
+def _keys(inputs: Inputs, block: Block, contents: _Contents) -> list[str]:
     """The row keys of `block`; `contents` is looked at when they are hashes of it."""
     if inputs.row_key.derive == "content_hash":
-        keys = [content_key(content) for content in contents]
+        keys = [content_key(content) for content in _by_row(contents)]
     elif inputs.row_key.derive == "file_and_row":
-        keys = [f"{block.file.label}:{number}" for number in block.numbers]
+        keys = [f"{block.file.label}:{number}" for number in block.numbers.tolist()]
     else:
         keys = _named_keys(block, inputs.row_key.column or "")
     return inputs.repeats.suffix(block.first, keys)
@@ -254,6 +265,8 @@ def _keys(inputs: Inputs, block: Block, contents: list[dict[str, Any]]) -> list[
 
 def _named_keys(block: Block, column: str) -> list[str]:
     keys = cells(block.batch.column(column))
+    if set(map(type, keys)) == {str}:
+        return keys
     for number, key in zip(block.numbers, keys, strict=True):
         if key is None or isinstance(key, Undecodable):
             fault = "is null" if key is None else "holds bytes that are not UTF-8"
