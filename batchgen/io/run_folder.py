@@ -65,7 +65,7 @@ class Store(Protocol):
 class DiskStore:
     """A Store on this machine: an exclusive flock, and files that are renamed when they are whole."""
 
-    own = ()
+    own: tuple[str, ...] = ()
 
     def __init__(self, path: Path, lock: int) -> None:
         self._path, self._lock = path, lock
@@ -174,7 +174,8 @@ class RunFolder:
             self._write(manifest.with_shards(shard for shard in manifest.shards if shard.index in trusted))
         named = {part_name(index) for index in trusted}
         self._store.make_folder(ROWS)
-        there = [file.name for file in (self.path / ROWS).iterdir() if _PART.fullmatch(file.name)]
+        with writing(self.path / ROWS):
+            there = [file.name for file in (self.path / ROWS).iterdir() if _PART.fullmatch(file.name)]
         self._store.hide(ROWS, [name for name in there if f"{ROWS}/{name}" not in named])
 
     def commit(self, rows: range, table: pa.Table, probes: int = 0) -> None:

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.errors import RunError
+from batchgen.object_path import StoreError
+from batchgen.places import Place
 
 ROW_KEYS = b"batchgen.row_keys"  # Parquet metadata: the row keys of a shard in order, as JSON
 TEMPORARY = re.compile(
@@ -33,16 +35,27 @@ _REPEATED = (  # columns of few values; to put others in a dictionary makes file
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Place) -> Iterator[None]:
     """Any failure of the file system becomes a RunError that names `path`."""
     try:
         yield
+    except StoreError:  # names it already, and says more
+        raise
     except OSError as error:
         raise RunError(
             f"cannot write: {error.strerror or error}",
             where=str(path),
             hint="what is committed is valid; once this is mended, the same command goes on from there",
         ) from error
+
+
+def write_whole(path: Place, data: bytes) -> None:
+    """Replace `path`, wherever it is, by `data`. Raises RunError."""
+    if isinstance(path, Path):
+        write_atomically(path, data)
+        return
+    with writing(path):
+        path.write(data)
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
@@ -71,8 +84,8 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def write_shard(path: Path, table: pa.Table, keys: bytes) -> None:
-    """Write one shard's rows as Parquet. `keys`, from `row_keys_json`, let verify name rows that went missing.
+def shard_bytes(table: pa.Table, keys: bytes) -> memoryview:
+    """One shard's rows as a Parquet file. `keys`, from `row_keys_json`, let verify name rows that went missing.
 
     A small table is not compressed: starting zstd for each column would take most of the time of reading it.
     """
@@ -87,7 +100,7 @@ def write_shard(path: Path, table: pa.Table, keys: bytes) -> None:
         version="2.6",  # keeps nanoseconds and uint32
         row_group_size=_ROW_GROUP_ROWS,
     )
-    write_atomically(path, memoryview(sink.getvalue()))
+    return memoryview(sink.getvalue())
 
 
 def row_keys_json(row_keys: Sequence[str]) -> bytes:

@@ -1,6 +1,6 @@
 """The imports run one way, and each heavy library has one home.
 
-data      errors < records < seeds, spec < io < plan
+data      errors < records < seeds, places < spec < io < plan
 text      errors, records, spec < text < preflight (which reads rows and tokenises them)
 compute   errors, records, seeds, routing < kernels < parallel < layers < models < engine
 joined    executor < loader < verify.ledger < verify.replay, verify.explain < cli
@@ -16,7 +16,7 @@ import pytest
 from contracts.source_tree import PACKAGE, imports, modules
 
 BASE = {"errors", "records", "seeds"}
-DATA = BASE | {"spec", "io", "plan"}
+DATA = BASE | {"places", "spec", "io", "plan"}
 COMPUTE = BASE | {"kernels", "parallel", "layers", "models", "engine"}
 JOINED = {"executor", "executor.start", "executor.replica", "loader", "text"}
 
@@ -24,8 +24,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "records": {"errors"},
     "seeds": {"errors", "records"},
-    "spec": {"errors", "records"},
-    "io": BASE | {"spec"},
+    "places": {"errors"},
+    "spec": {"errors", "records", "places"},
+    "io": BASE | {"places", "spec"},
     "plan": BASE | {"spec", "io"},
     "text": BASE | {"spec"},
     "preflight": DATA | {"text"},
@@ -61,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "verify.replay",
         "verify.explain",
     },
-    "options": {"executor"},
+    "options": {"executor", "places"},
     "commands": {"errors", "terminal"},
     "cli": DATA
     | JOINED
@@ -71,9 +72,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # Files that belong to the unit of another name.
-UNIT_OF = {"strict_yaml": "spec", "validation": "spec", "_cpu": "kernels", "verify.shard_check": "verify.integrity"} | {
-    f"verify.{part}": "verify.diff" for part in ("alignment", "causes", "diff_file", "row_pairs", "sorting")
-}
+UNIT_OF = {
+    "object_path": "places",
+    "strict_yaml": "spec",
+    "validation": "spec",
+    "_cpu": "kernels",
+    "verify.shard_check": "verify.integrity",
+} | {f"verify.{part}": "verify.diff" for part in ("alignment", "causes", "diff_file", "row_pairs", "sorting")}
 UNIT_OF |= {"executor.messages": "executor.rank", "executor.rank_process": "executor.replica"}
 UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", "mismatch")}
 UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", "stored_row")}
@@ -82,6 +87,7 @@ HOME: dict[str, set[str]] = {
     "click": {"cli", "commands", "options"},
     "cuda": {"kernels.cuda"},
     "duckdb": {"io", "verify.diff"},
+    "fsspec": {"places"},
     "gguf": {"models", "text"},
     "huggingface_hub": {"models.source"},
     "jinja2": {"text", "report"},
@@ -114,7 +120,7 @@ HOME: dict[str, set[str]] = {
 
 # Imports inside functions: an extra that may be missing, or a command that must not pay for torch or must hear Ctrl-C
 # from its start.
-MAY_BE_LAZY = {"ray", "triton", "cuda", "huggingface_hub"}
+MAY_BE_LAZY = {"ray", "triton", "cuda", "huggingface_hub", "fsspec"}
 LAZY_FILES = {"batchgen.cli", "batchgen.__main__"}
 
 
