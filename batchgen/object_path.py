@@ -64,6 +64,11 @@ class ObjectPath:
         """What is below the bucket."""
         return self.url[len(self.store) :].strip("/")
 
+    @property
+    def file_system(self) -> Any:
+        """Of fsspec; for those who can read by one."""
+        return self._ask(lambda fs, path: fs)
+
     def with_name(self, name: str) -> "ObjectPath":
         return self.parent / name
 
@@ -85,14 +90,14 @@ class ObjectPath:
         names = {name.rstrip("/").rpartition("/")[2] for name in found if name.strip("/") != self._path}
         yield from (self / name for name in sorted(names))
 
-    def glob(self, pattern: str) -> list["ObjectPath"]:
-        """Files below this that match; like a shell's, `*` passes over names that begin with a dot."""
+    def glob(self, pattern: str) -> list[str]:
+        """The files below this that match, seen from here; `*` passes over names that begin with a dot."""
         found = self._ask(lambda fs, path: fs.glob(f"{path}/{pattern}", detail=True))
         below = [
             name.strip("/")[len(self._path) :].strip("/") for name, info in found.items() if info["type"] == "file"
         ]
         dotted = any(part.startswith(".") for part in pattern.split("/"))
-        return [self / name for name in below if dotted or not any(part.startswith(".") for part in name.split("/"))]
+        return [name for name in below if dotted or not any(part.startswith(".") for part in name.split("/"))]
 
     def read_bytes(self) -> bytes:
         return bytes(self._ask(lambda fs, path: fs.cat_file(path)))
@@ -276,6 +281,8 @@ def _told(error: Exception, url: str) -> OSError:
     if isinstance(error, ImportError):
         hint = "pip install 'batchgen[s3]'" if url.startswith("s3") else ""
         return StoreError(f"needs a package that is not installed: {error}", where=url, hint=hint)
+    if type(error).__name__ == "FileExpired":
+        return StoreError("has changed while it was read", where=url)
     reason = str(error.strerror or error) if isinstance(error, OSError) else str(error)
     return StoreError(f"the store failed: {reason or type(error).__name__}", where=url)
 

@@ -13,18 +13,22 @@ import pyarrow as pa
 from batchgen.errors import InputError, nearest
 from batchgen.io.canonical import plain_type, type_json
 from batchgen.io.columns import check_castable, check_type, has_text
-from batchgen.io.reader import InputFile, Inputs, open_parquet, read_blocks, read_keys, stamp
+from batchgen.io.reader import InputFile, Inputs, open_parquet, read_blocks, read_keys
 from batchgen.io.row_keys import NO_REPEATS, find_repeats, hash_keys
 from batchgen.io.schema import OUTPUT_COLUMNS, output_schema
 from batchgen.io.selection import select_rows
+from batchgen.object_path import ObjectPath, StoreError
+from batchgen.places import Place, join, stamp
 from batchgen.spec import InputSpec, JobSpec, RowKeySpec
 
+_PIECE_BYTES = 8 << 20  # that are hashed at once: of an object, those of one request
 
-def scan_inputs(spec: JobSpec, base_dir: Path) -> Inputs:
+
+def scan_inputs(spec: JobSpec, base_dir: Place) -> Inputs:
     """What the job reads: files in order with their digests, the rows taken, the passthrough schema.
 
-    Reads every file once for its digest, then the key and passthrough columns of the rows taken. Paths are
-    relative to `base_dir`, the folder of the job file. Holds 8 bytes a row where there is a condition; needs
+    Reads every file once for its digest, then the key and passthrough columns of the rows taken. Paths may be URLs, and
+    are relative to `base_dir`, the folder of the job file. Holds 8 bytes a row where there is a condition; needs
     about 24 more a row while it looks for duplicate keys. Raises InputError.
     """
     files: list[InputFile] = []
@@ -44,7 +48,7 @@ def scan_inputs(spec: JobSpec, base_dir: Path) -> Inputs:
 
 
 def _scan_entry(
-    entry: InputSpec, where: str, row_key: RowKeySpec, base_dir: Path
+    entry: InputSpec, where: str, row_key: RowKeySpec, base_dir: Place
 ) -> Iterator[tuple[InputFile, pa.Schema]]:
     """Each file of one entry of the spec's inputs, until its limit is reached."""
     if taken := [name for name in entry.passthrough if name in OUTPUT_COLUMNS]:
@@ -66,18 +70,36 @@ def _scan_entry(
                 return
 
 
-def input_files(pattern: str, base_dir: Path, where: str) -> list[tuple[Path, str]]:
+def input_files(pattern: str, base_dir: Place, where: str) -> list[tuple[Place, str]]:
     """(path, label) of each file that `pattern` names, in order; a label is the path below the pattern's fixed part."""
-    whole = base_dir / pattern
-    if not has_magic(pattern) or whole.exists():
-        return [(_checked(whole), whole.name)]
+    try:
+        whole = join(base_dir, pattern)
+    except ValueError as error:
+        raise InputError(str(error), where=f"{where}.path") from None
+    try:
+        if not has_magic(pattern) or whole.exists():
+            return [(_checked(whole), whole.name)]
+        root, labels = _matching(whole)
+    except StoreError as error:
+        raise InputError(error.message, where=error.where, hint=error.hint) from None
+    if not labels:
+        looked = root.resolve() if isinstance(root, Path) else root
+        raise InputError(f"no file matches {pattern!r}", where=f"{where}.path", hint=f"looked in {looked}")
+    found = [(root / label, label) for label in sorted(labels, key=natural_order)]
+    return [(_checked(path) if isinstance(path, Path) else path, label) for path, label in found]
+
+
+def _matching(whole: Place) -> tuple[Place, list[str]]:
+    """The folder in which a pattern's first `*` or the like stands, and what matches below it."""
+    if isinstance(whole, ObjectPath):
+        parts = whole.key.split("/")
+        fixed = next(index for index, part in enumerate(parts) if has_magic(part))
+        bucket = ObjectPath(whole.store) / "/".join(parts[:fixed])
+        return bucket, bucket.glob("/".join(parts[fixed:]))
     fixed = next(index for index, part in enumerate(whole.parts) if has_magic(part))
     root = Path(*whole.parts[:fixed])
-    paths = [Path(found) for found in glob(str(whole), recursive=True)]
-    if not paths:
-        raise InputError(f"no file matches {pattern!r}", where=f"{where}.path", hint=f"looked in {root.resolve()}")
-    labelled = [(_checked(path), path.relative_to(root).as_posix()) for path in paths]
-    return sorted(labelled, key=lambda file: natural_order(file[1]))
+    found = glob(str(whole), recursive=True)
+    return root, [Path(path).relative_to(root).as_posix() for path in found]
 
 
 def natural_order(label: str) -> tuple[list[tuple[int, str]], str]:
@@ -86,7 +108,7 @@ def natural_order(label: str) -> tuple[list[tuple[int, str]], str]:
     return [(int(part), "") if index % 2 else (-1, part) for index, part in enumerate(parts)], label
 
 
-def _checked(path: Path) -> Path:
+def _checked(path: Place) -> Place:
     if path.is_dir():
         raise InputError("is a directory, not a file", where=str(path), hint="name its files: DIRECTORY/*.parquet")
     if not path.exists():
@@ -94,13 +116,16 @@ def _checked(path: Path) -> Path:
     return path
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Place) -> str:
     """Hex, of the bytes of a file."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
-def _check_columns(entry: InputSpec, row_key: RowKeySpec, schema: pa.Schema, path: Path) -> None:
+def _check_columns(entry: InputSpec, row_key: RowKeySpec, schema: pa.Schema, path: Place) -> None:
     roles = entry.columns.model_dump(exclude_none=True)
     if row_key.column is not None:
         roles["row_key"] = row_key.column
@@ -115,7 +140,7 @@ def _check_columns(entry: InputSpec, row_key: RowKeySpec, schema: pa.Schema, pat
 
 def _passthrough_schema(files: list[InputFile], schemas: list[pa.Schema]) -> pa.Schema:
     """The passthrough columns of all files in order of appearance, each of one type that all files agree on."""
-    found: dict[str, tuple[pa.DataType, Path]] = {}
+    found: dict[str, tuple[pa.DataType, Place]] = {}
     for file, schema in zip(files, schemas, strict=True):
         for name in file.passthrough:
             where = f"{file.path}: {name}"

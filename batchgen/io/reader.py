@@ -3,6 +3,7 @@
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -17,7 +18,10 @@ from numpy.typing import NDArray
 from batchgen.errors import InputError, RowError
 from batchgen.io.canonical import to_plain
 from batchgen.io.columns import Undecodable, cells, chat, without_nulls
+from batchgen.io.parquet_file import open_parquet_file
 from batchgen.io.row_keys import Repeats, content_key
+from batchgen.object_path import StoreError
+from batchgen.places import Place, stamp
 from batchgen.spec import Columns, RowKeySpec
 
 _BATCH_ROWS = 1024
@@ -27,10 +31,10 @@ _BATCH_ROWS = 1024
 class InputFile:
     """One Parquet file of the input and the rows of it that the job takes."""
 
-    path: Path
+    path: Place
     label: str  # the path below the folder that the spec names; the same wherever the data lies
     sha256: str
-    stamp: tuple[int, int]  # size and mtime_ns when it was scanned
+    stamp: tuple[int, int]  # of the file when it was scanned
     columns: Columns
     passthrough: tuple[str, ...]
     count: int  # rows taken
@@ -152,23 +156,22 @@ def passthrough_batches(inputs: Inputs, start: int, stop: int) -> Iterator[pa.Re
         yield pa.record_batch(columns, schema=inputs.passthrough)
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
+@contextmanager
+def open_parquet(path: Place) -> Iterator[pq.ParquetFile]:
     """`path` opened to be streamed. Raises InputError for a file that is torn or not Parquet."""
-    try:
-        return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
-    except PermissionError:
-        raise InputError("cannot be read: permission denied", where=str(path)) from None
-    except (pa.ArrowException, OSError) as error:
-        with path.open("rb") as file:
-            torn = file.read(4) == b"PAR1"
-        fault = "is a truncated or damaged Parquet file" if torn else "is not a Parquet file"
-        raise InputError(fault, where=str(path), hint=str(error).partition("\n")[0]) from None
-
-
-def stamp(path: Path) -> tuple[int, int]:
-    """Size and modification time: when they differ, a file is no longer the one that was scanned."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    with ExitStack() as opened:
+        try:
+            file = opened.enter_context(open_parquet_file(path, buffer_size=1 << 20, pre_buffer=False))
+        except StoreError as error:
+            raise InputError(f"cannot be read: {error.message}", where=str(path), hint=error.hint) from None
+        except PermissionError:
+            raise InputError("cannot be read: permission denied", where=str(path)) from None
+        except (pa.ArrowException, OSError) as error:
+            with path.open("rb") as stream:
+                torn = stream.read(4) == b"PAR1"
+            fault = "is a truncated or damaged Parquet file" if torn else "is not a Parquet file"
+            raise InputError(fault, where=str(path), hint=str(error).partition("\n")[0]) from None
+        yield file
 
 
 def read_blocks(
@@ -198,15 +201,19 @@ def _read_file(
     try:
         _check_stamp(file)
         with open_parquet(file.path) as parquet:
+            _check_stamp(file)
             base = 0
             for group in range(parquet.num_row_groups):
                 num_rows = parquet.metadata.row_group(group).num_rows
                 low, high = np.searchsorted(numbers, [base, base + num_rows])
                 if low < high:
                     for piece in _read_group(parquet, group, names, numbers[low:high], base):
-                        _check_stamp(file)  # after it was read: someone may write into the file meanwhile
+                        if isinstance(file.path, Path):  # an object that is open stays what it was
+                            _check_stamp(file)  # after it was read: someone may write into the file meanwhile
                         yield piece
                 base += num_rows
+    except StoreError as error:
+        raise InputError(f"cannot be read: {error.message}", where=str(file.path), hint=error.hint) from None
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"cannot be read: {str(error).splitlines()[0]}", where=str(file.path)) from None
 

@@ -1,27 +1,27 @@
 """The rows of a shard's file, a few at a time, for those who look at them and check no hash."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from batchgen.errors import RunError
 from batchgen.io.manifest import ShardRecord, part_name
+from batchgen.io.parquet_file import open_parquet_file
 from batchgen.io.schema import as_written
+from batchgen.places import Place
 
 _ANSWER, _FAILURE = ("text", "token_ids"), ("error_code", "error_message")
 
 
-def row_batches(run: Path, shard: ShardRecord, size: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def row_batches(run: Place, shard: ShardRecord, size: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """At most `size` rows at a time, in order; of `columns`, or all. Any writer's Parquet has the same types here.
 
     Raises RunError when the file is missing or torn, or holds what no row can.
     """
     path, hint = run / part_name(shard.index), f"batchgen verify {run} says what is wrong"
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet_file(path) as file:
             if lacking := set(columns or ()) - set(file.schema_arrow.names):
                 raise RunError(f"lacks the column {min(lacking)}", where=str(path), hint=hint)
             for batch in file.iter_batches(size, columns=columns):

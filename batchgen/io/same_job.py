@@ -1,14 +1,14 @@
 """Is the run in a folder one of the job that is asked for? If not, what is the difference?"""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from batchgen.errors import RunError
 from batchgen.io.manifest import Manifest
+from batchgen.places import Place
 
 
-def refuse_other_job(path: Path, there: Manifest, asked: Manifest) -> None:
+def refuse_other_job(path: Place, there: Manifest, asked: Manifest) -> None:
     """Raise RunError, naming what differs, unless both are of the same job."""
     parts = sorted(there.fingerprint.keys() | asked.fingerprint.keys())
     odd = [part for part in parts if there.fingerprint.get(part) != asked.fingerprint.get(part)]

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from glob import escape
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -13,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchgen.errors import InputError, nearest
+from batchgen.object_path import ObjectPath
+from batchgen.places import Place
 
 # Not marked as such by DuckDB, for only some of their forms ask the clock.
 _CLOCKS = {"age", "ago"}
 
 
-def select_rows(path: Path, columns: list[str], condition: str, where: str) -> NDArray[np.int64]:
+def select_rows(path: Place, columns: list[str], condition: str, where: str) -> NDArray[np.int64]:
     """Numbers of the rows of `path` for which `condition` is true, ascending; `columns` are all columns of the file.
 
     Raises InputError at `where` for a condition that is no SQL, names an unknown column, holds a subquery,
@@ -36,9 +37,11 @@ def select_rows(path: Path, columns: list[str], condition: str, where: str) -> N
     return np.sort(np.asarray(rows, np.int64))  # DuckDB owes nobody an order
 
 
-def _connect(path: Path) -> duckdb.DuckDBPyConnection:
+def _connect(path: Place) -> duckdb.DuckDBPyConnection:
     """A connection that can read `path` and nothing else."""
     connection = duckdb.connect(":memory:")
+    if isinstance(path, ObjectPath):
+        connection.register_filesystem(path.file_system)
     # DuckDB asks for leave twice: for the glob that it is given, and for the file that it finds.
     allowed = ", ".join("'" + name.replace("'", "''") + "'" for name in (str(path), escape(str(path))))
     connection.execute(f"""

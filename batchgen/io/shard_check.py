@@ -4,6 +4,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +20,12 @@ from batchgen.io.canonical import columns_json, plain_columns
 from batchgen.io.finding import Finding
 from batchgen.io.hashing import ROW_HASH, leaves, shard_digest
 from batchgen.io.manifest import Manifest, ShardRecord, Tally, part_name
+from batchgen.io.parquet_file import open_parquet_file
 from batchgen.io.row_rules import RULED, RowRules
 from batchgen.io.shard_faults import KeysOf, Suspect, other_part
 from batchgen.io.writer import row_keys_json
+from batchgen.object_path import StoreError
+from batchgen.places import Place
 
 _GROUP_ROWS = 4096  # enough to make the cost of a group small, and few enough to stay in the cache
 _GROUP_BYTES = 32 << 20  # of decoded rows
@@ -32,14 +36,14 @@ CheckedShard = tuple[ShardRecord, list[bytes], list[Finding]]
 
 
 def check_shards(
-    run: Path, manifest: Manifest, shards: Iterable[ShardRecord], keys_of: KeysOf | None = None
+    run: Place, manifest: Manifest, shards: Iterable[ShardRecord], keys_of: KeysOf | None = None
 ) -> Iterator[CheckedShard]:
     """(shard, leaves, findings) of each shard in order: everything about it, recomputed from its file.
 
     No findings: every value is as it was committed, and every row keeps the `RowRules` of the job. Otherwise the
     leaves are of what the file holds now, none if it is torn. `keys_of` reads row keys from the input; it is asked only
     to name the rows of a file that does not tell. Memory is that of a few thousand rows, and the leaves of a shard.
-    Raises RunError when the manifest does not say what rows must be like.
+    Raises RunError when the manifest does not say what rows must be like, or when an object store fails.
     """
     checker = _Checker(run, manifest, keys_of)
     for shard in shards:
@@ -48,7 +52,7 @@ def check_shards(
 
 
 def check_shard(
-    run: Path, manifest: Manifest, shard: ShardRecord, keys_of: KeysOf | None = None
+    run: Place, manifest: Manifest, shard: ShardRecord, keys_of: KeysOf | None = None
 ) -> tuple[list[bytes], list[Finding]]:
     """(leaves, findings) of one shard, as from `check_shards`; for many that one is several times as fast."""
     [(_, found, wrong)] = check_shards(run, manifest, [shard], keys_of)
@@ -82,7 +86,7 @@ class _Loaded:
 class _Checker:
     """Holds the files that were read and are still to be judged, together."""
 
-    def __init__(self, run: Path, manifest: Manifest, keys_of: KeysOf | None) -> None:
+    def __init__(self, run: Place, manifest: Manifest, keys_of: KeysOf | None) -> None:
         self._run, self._manifest, self._keys_of = run, manifest, keys_of
         self._rules = RowRules.of(manifest)
         self._columns = [list(column) for column in manifest.columns]
@@ -118,14 +122,16 @@ class _Checker:
                 yield loaded.shard, loaded.leaves, found
 
     def _load(self, shard: ShardRecord) -> _Loaded:
-        path = f"{self._run}/{part_name(shard.index)}"
+        path = self._run / part_name(shard.index)
         try:
-            if not stat.S_ISREG(os.lstat(path).st_mode):
+            if isinstance(path, Path) and not stat.S_ISREG(os.lstat(path).st_mode):
                 return _Loaded(shard, "is no file of its own but a link, a folder or a device")
-            with pa.OSFile(path) as source, pq.ParquetFile(source) as file:
+            with _opened(path) as file:
                 return self._read(shard, file)
         except FileNotFoundError:
             return _Loaded(shard, "there is no such file")
+        except StoreError:  # says nothing about the rows: they must not be made again for it
+            raise
         except _UNREADABLE as error:
             return _Loaded(shard, _reason(error))
 
@@ -204,6 +210,16 @@ class _Checker:
             if holds:
                 sound.add(shard.index)
         return sound
+
+
+@contextmanager
+def _opened(path: Place) -> Iterator[pq.ParquetFile]:
+    if isinstance(path, Path):
+        with pa.OSFile(str(path)) as source, pq.ParquetFile(source) as file:
+            yield file
+    else:
+        with open_parquet_file(path) as file:
+            yield file
 
 
 _OTHER_COLUMNS = "has other columns than the manifest says"

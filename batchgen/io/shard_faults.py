@@ -5,24 +5,25 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from batchgen.io.finding import Finding
 from batchgen.io.hashing import ROW_HASH, shard_digest
 from batchgen.io.manifest import FILE_NAME, Manifest, ShardRecord, Tally, part_name
+from batchgen.io.parquet_file import open_parquet_file
 from batchgen.io.row_rules import RowRules
 from batchgen.io.writer import ROW_KEYS, row_keys_json
+from batchgen.places import Place
 
 KeysOf = Callable[[int, int], Sequence[str]]  # (start, stop) -> the row keys of these input rows
 
 
-def expected_ids(run: Path, manifest: Manifest, shard: ShardRecord) -> list[tuple[str, int]]:
+def expected_ids(run: Place, manifest: Manifest, shard: ShardRecord) -> list[tuple[str, int]]:
     """The samples that belong in a file, as its own metadata tells; none when it cannot."""
     try:
-        metadata = pq.read_schema(run / part_name(shard.index)).metadata or {}
+        with open_parquet_file(run / part_name(shard.index)) as file:
+            metadata = file.schema_arrow.metadata or {}
     except (pa.ArrowException, OSError):
         return []
     return Suspect(manifest, shard, None).expected(metadata.get(ROW_KEYS, b"")) or []
