@@ -170,8 +170,9 @@ class RunFolder:
         They are renamed to a hidden name, never deleted: an edited file may be someone's work.
         """
         manifest = self.started
-        if len(trusted) < len(manifest.shards):
-            self._write(manifest.with_shards(shard for shard in manifest.shards if shard.index in trusted))
+        kept = manifest.with_shards(shard for shard in manifest.shards if shard.index in trusted)
+        if kept != manifest:  # also where its counts were not those of its shards
+            self._write(kept)
         named = {part_name(index) for index in trusted}
         self._store.make_folder(ROWS)
         with writing(self.path / ROWS):
