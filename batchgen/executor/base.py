@@ -19,8 +19,8 @@ from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
 
 
-class Engine(Protocol):
-    """Where completions come from: one for each request, in any order, each a function of its request alone."""
+class Proven(Protocol):
+    """What an engine says of itself once it has started."""
 
     @property
     def fingerprint(self) -> Mapping[str, str]:
@@ -29,6 +29,10 @@ class Engine(Protocol):
     @property
     def about(self) -> Mapping[str, Any]:
         """JSON: how it started, and on what. The bytes depend on none of it."""
+
+
+class Engine(Proven, Protocol):
+    """Where completions come from: one for each request, in any order, each a function of its request alone."""
 
     def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
         """Reads requests as it has room for them; closed early, it lets go of all."""
@@ -46,7 +50,7 @@ class Job:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)  # of further files that bits depend on
 
-    def fingerprint(self, engine: Engine) -> dict[str, str]:
+    def fingerprint(self, engine: Proven) -> dict[str, str]:
         """All that the rows are a function of; two runs that differ in any of these are not the same run."""
         return {
             "job_fingerprint": self.spec.fingerprint(),
@@ -134,10 +138,11 @@ def _requests_of_rows(job: Job, shards: Sequence[Shard], held: OpenShards) -> It
         for shard, passthrough in zip(stretch, carried, strict=True):
             held.open(shard, passthrough)
             for offset, row in enumerate(islice(rows, shard.num_rows)):
-                yield _ask(job, row, held, shard.index, offset * job.params.n)
+                yield ask_row(job, row, held, shard.index, offset * job.params.n)
 
 
-def _ask(job: Job, row: InputRow, held: OpenShards, shard: int, position: int) -> list[Request]:
+def ask_row(job: Job, row: InputRow, held: OpenShards, shard: int, position: int) -> list[Request]:
+    """The requests of an input row whose first sample has this position in its shard; none if its prompt fails."""
     key, samples = row.row_key, range(job.params.n)
     seeds = [sample_seed(job.spec.seed, key, index) for index in samples]
     try:

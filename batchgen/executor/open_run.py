@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pyarrow as pa
 
-from batchgen.executor.base import Engine, Job
+from batchgen.executor.base import Job, Proven
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.canonical import columns_json
 from batchgen.io.hashing import MerkleTree
@@ -20,7 +20,7 @@ from batchgen.plan import Plan, Shard, make_plan
 _log = logging.getLogger(__name__)
 
 
-def open_run(folder: RunFolder, job: Job, engine: Engine, config: RunConfig) -> tuple[Plan, pa.Schema]:
+def open_run(folder: RunFolder, job: Job, engine: Proven, config: RunConfig) -> tuple[Plan, pa.Schema]:
     """Start the run, or make sure that the one in the folder is of this job. A run of no row yet gives way to any.
 
     Raises RunError when it is of another job.

@@ -118,6 +118,11 @@ class OpenShards:
             self._num_samples -= len(complete.samples)
             yield complete
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the engine has answered all that it was asked."""
+        return not self._asked and not self.probes.running()
+
     def check_answered(self) -> None:
         """The engine says it is done: is it?"""
         if left := [*self._asked, *self.probes.running()]:

@@ -9,28 +9,61 @@ from types import FrameType
 from batchgen.errors import Interrupted
 from batchgen.io.run_folder import RunFolder
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 @contextlib.contextmanager
 def stoppable(folder: RunFolder) -> Iterator[None]:
     """The first SIGINT or SIGTERM ends the block with Interrupted; a second one ends the process at once."""
-    signals = (signal.SIGINT, signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
         yield
         return
 
     def stop(number: int, _: FrameType | None) -> None:
-        for each in signals:
+        for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    before = {each: signal.signal(each, stop) for each in signals}
+    before = {each: signal.signal(each, stop) for each in SIGNALS}
     try:
         yield
     except KeyboardInterrupt as stopped:
-        there = folder.manifest
-        kept = f"{there.counts.rows} of {there.plan.num_samples} samples are kept" if there else "nothing was made"
-        hint = "the same command goes on from here"
-        raise Interrupted(f"stopped by {stopped}; {kept}", where=str(folder.path), hint=hint) from None
+        raise interrupted(folder, str(stopped)) from None
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+class Stop:
+    """Which signal has asked to stop; "" while none has."""
+
+    def __init__(self) -> None:
+        self.asked = ""
+
+
+@contextlib.contextmanager
+def asking_to_stop() -> Iterator[Stop]:
+    """The first SIGINT or SIGTERM is told to whoever looks; a second one ends the process at once."""
+    found = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+
+    def note(number: int, _: FrameType | None) -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        found.asked = signal.Signals(number).name
+
+    before = {each: signal.signal(each, note) for each in SIGNALS}
+    try:
+        yield found
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def interrupted(folder: RunFolder, by: str) -> Interrupted:
+    """What to raise when the signal `by` has ended the work on a run."""
+    there = folder.manifest
+    kept = f"{there.counts.rows} of {there.plan.num_samples} samples are kept" if there else "nothing was made"
+    return Interrupted(f"stopped by {by}; {kept}", where=str(folder.path), hint="the same command goes on from here")
