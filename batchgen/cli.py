@@ -29,12 +29,14 @@ from batchgen.options import (
     JOB_DIR,
     NATURAL,
     PATH,
+    PLACE,
     RANKS,
     RUN,
     count,
     of,
     share,
 )
+from batchgen.places import Place, join
 from batchgen.progress import display
 from batchgen.spec import JobSpec, job_schema, load_spec
 from batchgen.status import read_status
@@ -63,7 +65,7 @@ def cli() -> None:
 
 @cli.command()
 @JOB
-@click.option("--out", type=PATH, metavar="DIR", help="The run folder.  [default: runs/NAME]")
+@click.option("--out", type=PLACE, metavar="DIR", help="The run folder, or its URL.  [default: runs/NAME]")
 @click.option("--max-num-seqs", **ANOTHER, help="Samples that are worked on at once.  [default: 64, on a GPU 256]")
 @click.option("--max-num-batched-tokens", **ANOTHER, help="Tokens of one step.  [default: 256, on a GPU 8192]")
 @click.option(
@@ -95,8 +97,8 @@ def cli() -> None:
 )
 @AS_JSON
 def run(
-    job: Path,
-    out: Path | None,
+    job: Place,
+    out: Place | None,
     probe: float,
     as_json: bool,
     device: DeviceName,
@@ -126,7 +128,7 @@ def run(
 @cli.command()
 @JOB
 @AS_JSON
-def plan(job: Path, as_json: bool) -> None:
+def plan(job: Place, as_json: bool) -> None:
     """Read the input of JOB and say what to expect.
 
     Builds every prompt: counts tokens, finds empty, overlong and repeated prompts and text that looks like a control
@@ -151,7 +153,7 @@ def plan(job: Path, as_json: bool) -> None:
 @RUN
 @click.option("--root", type=of(parse_root), metavar="HEX", help="What the root must be, noted when the run was made.")
 @AS_JSON
-def verify(run: Path, root: str | None, as_json: bool) -> None:
+def verify(run: Place, root: str | None, as_json: bool) -> None:
     """Check every hash of RUN.
 
     Computes all hashes again from the files, and names each row that is missing, doubled, changed or foreign, and each
@@ -168,12 +170,12 @@ def verify(run: Path, root: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("a", type=PATH)
-@click.argument("b", type=PATH)
+@click.argument("a", type=PLACE)
+@click.argument("b", type=PLACE)
 @click.option("--limit", type=NATURAL, metavar="N", default=5, show_default=True, help="How many examples.")
 @click.option("--out", type=PATH, metavar="FILE", help="All rows that differ, as Parquet.")
 @AS_JSON
-def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
+def diff(a: Place, b: Place, limit: int, out: Path | None, as_json: bool) -> None:
     """Say in which rows runs A and B differ, and why.
 
     Rows are paired by row key and sample, and compared bit for bit; the causes are those that the two manifests can
@@ -210,14 +212,14 @@ def diff(a: Path, b: Path, limit: int, out: Path | None, as_json: bool) -> None:
 @click.option("--limit", type=NATURAL, metavar="N", default=10, show_default=True, help="Bad rows to show.")
 @AS_JSON
 def replay(
-    run: Path,
+    run: Place,
     sample: int | Fraction | None,
     keys: tuple[str, ...],
     sample_index: int | None,
     everything: bool,
     seed: int,
     from_input: bool,
-    job_dir: Path | None,
+    job_dir: Place | None,
     limit: int,
     as_json: bool,
     **chosen: Any,
@@ -264,10 +266,10 @@ def replay(
 @RUN
 @click.argument("row_key")
 @click.option("--sample", type=NATURAL, metavar="I", default=0, show_default=True, help="Which sample.")
-@click.option("--against", type=PATH, metavar="RUN_B", help="Another run that has the row.")
+@click.option("--against", type=PLACE, metavar="RUN_B", help="Another run that has the row.")
 @JOB_DIR
 @AS_JSON
-def explain(run: Path, row_key: str, sample: int, against: Path | None, job_dir: Path | None, as_json: bool) -> None:
+def explain(run: Place, row_key: str, sample: int, against: Place | None, job_dir: Place | None, as_json: bool) -> None:
     """Say where two versions of a row part: at which token, layer and op.
 
     Makes the row of RUN again as its manifest says, beside the rows it was made with, and once more as in RUN_B, or
@@ -288,10 +290,10 @@ def explain(run: Path, row_key: str, sample: int, against: Path | None, job_dir:
 
 @cli.command()
 @RUN
-@click.option("--out", type=PATH, metavar="FILE", help="The page.  [default: RUN/report.html]")
-@click.option("--against", type=PATH, metavar="RUN_B", help="Compare with the rows of RUN_B.")
+@click.option("--out", type=PLACE, metavar="FILE", help="The page.  [default: RUN/report.html]")
+@click.option("--against", type=PLACE, metavar="RUN_B", help="Compare with the rows of RUN_B.")
 @AS_JSON
-def report(run: Path, out: Path | None, against: Path | None, as_json: bool) -> None:
+def report(run: Place, out: Place | None, against: Place | None, as_json: bool) -> None:
     """Draw a picture of RUN: one HTML file.
 
     Counts, lengths, throughput, how different the samples of a prompt are, probes, slow and failed rows, a few rows to
@@ -312,7 +314,7 @@ def report(run: Path, out: Path | None, against: Path | None, as_json: bool) -> 
 @RUN
 @click.option("--watch", is_flag=True, help="Go on until it is finished; without a terminal, line by line.")
 @AS_JSON
-def status(run: Path, watch: bool, as_json: bool) -> None:
+def status(run: Place, watch: bool, as_json: bool) -> None:
     """Say how far RUN is.
 
     Samples, tokens and failures, the rate of each replica and the time that is left: from the folder alone, while
@@ -335,7 +337,7 @@ def status(run: Path, watch: bool, as_json: bool) -> None:
 @RUN
 @click.option("--rows", type=click.IntRange(min=1), metavar="N", default=4, show_default=True, help="How many samples.")
 @AS_JSON
-def show(run: Path, rows: int, as_json: bool) -> None:
+def show(run: Place, rows: int, as_json: bool) -> None:
     """Show the first rows of RUN.
 
     Of each sample: the end of its prompt, the answer, why it ended, how long it is, and its hash.
@@ -358,11 +360,11 @@ def schema(name: str) -> None:
     click.echo(json.dumps(SCHEMAS[name](), indent=2))
 
 
-def decoder(run: Path, manifest: Manifest) -> Callable[[Sequence[int]], str] | None:
+def decoder(run: Place, manifest: Manifest) -> Callable[[Sequence[int]], str] | None:
     """Turns the run's prompt ids into text, if its model is still there."""
     from batchgen.loader import load_model
 
-    job_dir = run / str(manifest.run_config.get("job_dir") or ".")
+    job_dir = join(run, str(manifest.run_config.get("job_dir") or "."))
     try:
         with display(terminal.ERR) as shown:
             return load_model(JobSpec.from_resolved(manifest.spec), job_dir, shown.fetched).tokenizer.decode

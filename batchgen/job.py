@@ -13,11 +13,12 @@ from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import Weights, open_weights
 from batchgen.io.run_folder import RunFolder
 from batchgen.loader import LoadedModel, load_job, naming
+from batchgen.places import Place
 from batchgen.spec import load_spec
 
 
 def run_job(
-    path: Path,
+    path: Place,
     config: RunConfig,
     *,
     on_fetch: Callable[[int, int | None], None] = lambda done, total: None,
@@ -38,7 +39,7 @@ def run_job(
         job, model, weights = _load(path, numerics, config.expert_parallel_size, on_fetch)
         engine = start_replica(job.spec, model, config, weights.result())
     except BaseException:
-        if is_new:
+        if is_new and isinstance(config.out, Path):  # a store has no folders
             with suppress(OSError):
                 config.out.rmdir()
         raise
@@ -47,7 +48,7 @@ def run_job(
 
 
 def _load(
-    path: Path, numerics: str, size: int, on_fetch: Callable[[int, int | None], None]
+    path: Place, numerics: str, size: int, on_fetch: Callable[[int, int | None], None]
 ) -> tuple[Job, LoadedModel, "Future[Weights | None]"]:
     """The job and its weights, which are read while the tokenizer is built and the input is scanned."""
 

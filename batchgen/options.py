@@ -9,11 +9,33 @@ from typing import Any
 import click
 
 from batchgen.executor.run_config import MAX_RANKS, RunConfig
+from batchgen.places import place
 
-PATH, NATURAL = click.Path(path_type=Path), click.IntRange(min=0)
-JOB = click.argument("job", type=PATH)
-RUN = click.argument("run", type=PATH)
-JOB_DIR = click.option("--job-dir", type=PATH, metavar="DIR", help="Where paths of the job begin, if moved.")
+
+def of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of an option that `parse` reads: what its ValueError says, the user is told."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return convert
+
+
+def on_disk(text: str) -> Path:
+    """A path of this machine. Raises ValueError for an URL."""
+    found = place(text)
+    if not isinstance(found, Path):
+        raise ValueError(f"{text!r} must be a file of this machine")
+    return found
+
+
+PLACE, PATH, NATURAL = of(place), of(on_disk), click.IntRange(min=0)
+JOB = click.argument("job", type=PLACE)
+RUN = click.argument("run", type=PLACE)
+JOB_DIR = click.option("--job-dir", type=PLACE, metavar="DIR", help="Where paths of the job begin, if moved.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; all else goes to stderr.")
 ANOTHER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 DEVICES = click.Choice(["auto", "cpu", "cuda"])
@@ -44,15 +66,3 @@ def share(text: str | float) -> float:
     if not 0 <= part <= 1:
         raise click.BadParameter(f"{digits} is not from 0 to 1")
     return float(part)
-
-
-def of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The type of an option that `parse` reads: what its ValueError says, the user is told."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return convert

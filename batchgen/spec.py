@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import rfc8785
@@ -25,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from batchgen.errors import SpecError
+from batchgen.places import Place, join
 from batchgen.records import Problem, SamplingParams, check_params
 from batchgen.strict_yaml import KeyProblem, read_yaml
 from batchgen.validation import explain
@@ -226,7 +226,7 @@ class JobSpec(_Section):
         return hashlib.sha256(rfc8785.dumps(self.resolved())).hexdigest()
 
 
-def load_spec(path: Path) -> JobSpec:
+def load_spec(path: Place) -> JobSpec:
     """The job in the YAML file `path`, with a chat template that is given as a path replaced by its text.
 
     Raises SpecError that lists every fault as ``file: dotted.key: message``.
@@ -255,7 +255,7 @@ def job_schema() -> dict[str, Any]:
     }
 
 
-def _read_template(document: dict[str, Any], base_dir: Path) -> tuple[dict[str, Any], list[KeyProblem]]:
+def _read_template(document: dict[str, Any], base_dir: Place) -> tuple[dict[str, Any], list[KeyProblem]]:
     """`document` with the text of its chat template in place of a path."""
     model = document.get("model")
     if not isinstance(model, dict):
@@ -264,14 +264,15 @@ def _read_template(document: dict[str, Any], base_dir: Path) -> tuple[dict[str, 
     if not isinstance(template, str) or not template or "{" in template:
         return document, []
     try:
-        text = (base_dir / template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = join(base_dir, template).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        reason = reason if isinstance(error, OSError | UnicodeDecodeError) else str(error)
         return document, [KeyProblem("model.chat_template", f"cannot read {template!r}: {reason}")]
     return document | {"model": model | {"chat_template": text}}, []
 
 
-def _spec_error(path: Path, problems: list[KeyProblem]) -> SpecError:
+def _spec_error(path: Place, problems: list[KeyProblem]) -> SpecError:
     if len(problems) == 1:
         [(key, message, hint)] = problems
         return SpecError(message, where=f"{path}: {key}", hint=hint)

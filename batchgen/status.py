@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
 from batchgen.io.events import read_events
 from batchgen.io.held import is_held
 from batchgen.io.manifest import Manifest, read_manifest
+from batchgen.places import Place
 
 State = Literal["finished", "running", "stopped", "quiet"]
 
@@ -85,7 +85,7 @@ class _Heard:
     lost: list[tuple[str, str]] = field(default_factory=list)  # replica, what happened
 
 
-def read_status(run: Path, now: datetime | None = None) -> Status:
+def read_status(run: Place, now: datetime | None = None) -> Status:
     """The state of the run at `run`. `now` is for tests. Raises RunError: no run, or one that cannot be read."""
     held = is_held(run)  # before the rest is read: whoever lets go of a run has written all of it
     manifest = read_manifest(run)

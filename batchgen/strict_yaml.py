@@ -6,7 +6,6 @@ Refuses what YAML readers commonly let pass: duplicate keys, a switch back to YA
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
@@ -14,6 +13,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from batchgen.errors import SpecError
+from batchgen.places import Place
 
 
 class KeyProblem(NamedTuple):
@@ -24,7 +24,7 @@ class KeyProblem(NamedTuple):
     hint: str = ""
 
 
-def read_yaml(path: Path) -> tuple[Any, list[KeyProblem]]:
+def read_yaml(path: Place) -> tuple[Any, list[KeyProblem]]:
     """The document in `path`, and every value in it that JSON cannot hold.
 
     Raises SpecError if the file cannot be read or is not one YAML 1.2 document.
@@ -47,7 +47,7 @@ def read_yaml(path: Path) -> tuple[Any, list[KeyProblem]]:
         raise SpecError("nested too deeply, or a value that holds itself", where=str(path)) from None
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Place) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def _read_text(path: Path) -> str:
         raise SpecError(f"cannot be read: {error.strerror}", where=str(path)) from None
 
 
-def _line(path: Path, error: MarkedYAMLError) -> str:
+def _line(path: Place, error: MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
     return f"{path}: line {mark.line + 1}" if mark else str(path)
 

@@ -1,21 +1,23 @@
 """RunConfig: how a job is run. No field may change a bit of the output; what may is in spec.py."""
 
-import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from batchgen.places import Place, seen_from
 
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 MAX_RANKS = 8  # of one host
+MAX_REPLICAS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """Recorded in the manifest, never hashed. The defaults fit a small machine."""
 
-    out: Path  # the run folder
-    executor: Literal["local"] = "local"
+    out: Place  # the run folder
+    executor: Literal["local", "ray"] = "local"
+    replicas: int = 1  # engines that work on the job, each of expert_parallel_size ranks
     device: DeviceName = "auto"  # auto: an NVIDIA GPU where there is one
     max_num_seqs: int = 64  # sequences that run at once, on each rank
     max_num_batched_tokens: int = 256  # tokens of one engine step of a rank; more leave the cache of a CPU
@@ -23,7 +25,7 @@ class RunConfig:
     memory_fraction: float = 0.9  # of a GPU's memory that is free after the weights, for the KV cache
     prefix_cache: bool = True  # sequences that begin alike share what is computed of their beginnings
     threads: int | None = None  # of each rank; None: the ranks share all cores
-    job_dir: Path | None = None  # the folder of the job file, where its relative paths begin
+    job_dir: Place | None = None  # the folder of the job file, where its relative paths begin
     rows_per_shard: int | None = None  # input rows in a file; None: as fits the job. A resumed run keeps its own
     probe: float = 0.005  # share of samples that are made twice and compared, and at least two; 0: none, 1: all
     expert_parallel_size: int = 1  # ranks (processes, each on a GPU of its own) that share the experts of a model
@@ -41,6 +43,8 @@ class RunConfig:
 
         if not 1 <= self.expert_parallel_size <= MAX_RANKS:
             raise ValueError(f"expert_parallel_size must be from 1 to {MAX_RANKS}, got {self.expert_parallel_size}")
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise ValueError(f"replicas must be from 1 to {MAX_REPLICAS}, got {self.replicas}")
         if not self.watchdog_seconds > 0:
             raise ValueError(f"watchdog_seconds must be above 0, got {self.watchdog_seconds}")
         for name in ("redundant_experts", "eplb_interval"):
@@ -54,5 +58,5 @@ class RunConfig:
 
     def recorded(self) -> dict[str, Any]:
         """JSON for the manifest. Names no place but `job_dir`, seen from the run folder, for a run may be moved."""
-        there = None if self.job_dir is None else os.path.relpath(self.job_dir, self.out)
+        there = None if self.job_dir is None else seen_from(self.job_dir, self.out)
         return {name: value for name, value in asdict(self).items() if name != "out"} | {"job_dir": there}

@@ -3,15 +3,22 @@
 import os
 from pathlib import Path
 
+from batchgen.io.lease import is_leased
+from batchgen.object_path import ObjectPath
+from batchgen.places import Place
+
 _LOCKS = Path("/proc/locks")
 
 
-def is_held(run: Path, locks: Path = _LOCKS) -> bool:
+def is_held(run: Place, locks: Path = _LOCKS) -> bool:
     """Whether a process that can be seen from here holds the run at `run`, by the kernel's table of locks.
 
     True is certain. False is not: a writer on another machine or in another container is not in this table, and some
     systems have none. To try the lock instead would let a run that starts in that instant find its folder taken.
+    In an object store, its lease tells.
     """
+    if isinstance(run, ObjectPath):
+        return is_leased(run)
     try:
         status = os.stat(run)
         lines = locks.read_text(encoding="ascii").splitlines()

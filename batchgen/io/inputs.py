@@ -83,8 +83,7 @@ def input_files(pattern: str, base_dir: Place, where: str) -> list[tuple[Place, 
     except StoreError as error:
         raise InputError(error.message, where=error.where, hint=error.hint) from None
     if not labels:
-        looked = root.resolve() if isinstance(root, Path) else root
-        raise InputError(f"no file matches {pattern!r}", where=f"{where}.path", hint=f"looked in {looked}")
+        raise InputError(f"no file matches {pattern!r}", where=f"{where}.path", hint=f"looked in {root.resolve()}")
     found = [(root / label, label) for label in sorted(labels, key=natural_order)]
     return [(_checked(path) if isinstance(path, Path) else path, label) for path, label in found]
 
@@ -95,7 +94,7 @@ def _matching(whole: Place) -> tuple[Place, list[str]]:
         parts = whole.key.split("/")
         fixed = next(index for index, part in enumerate(parts) if has_magic(part))
         bucket = ObjectPath(whole.store) / "/".join(parts[:fixed])
-        return bucket, bucket.glob("/".join(parts[fixed:]))
+        return bucket, bucket.matching("/".join(parts[fixed:]))
     fixed = next(index for index, part in enumerate(whole.parts) if has_magic(part))
     root = Path(*whole.parts[:fixed])
     found = glob(str(whole), recursive=True)

@@ -96,14 +96,13 @@ class Lease:
 
     def _refuse_held(self, data: bytes) -> None:
         try:
-            held = _document(data)
-            expires = datetime.fromisoformat(held["expires"])
-            left = (expires - datetime.now(UTC)).total_seconds()
-        except (ValueError, KeyError, TypeError):
+            left = _seconds_left(data)
+        except ValueError:
             hint = "remove it once no process is writing to the run"
             raise RunError("is no lease", where=str(self._path), hint=hint) from None
         if left > 0:
-            raise self._busy(f"{held.get('owner')} holds it, and if it has died, then for {left:.0f} s more")
+            owner = _document(data).get("owner")
+            raise self._busy(f"{owner} holds it, and if that has died, for {left:.0f} s more")
 
     def _busy(self, hint: str) -> RunError:
         return RunError("another process is writing to this run", where=str(self._path.parent), hint=hint)
@@ -127,6 +126,23 @@ class Lease:
         """Its bytes from now on, and when that is by the monotonic clock."""
         expires = datetime.now(UTC) + timedelta(seconds=self._seconds)
         return json.dumps(self._me | {"expires": expires.isoformat()}).encode(), time.monotonic()
+
+
+def is_leased(run: ObjectPath) -> bool:
+    """Whether a process has said within SECONDS that it writes to the run."""
+    try:
+        return _seconds_left((run / LEASE).read_bytes()) > 0
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def _seconds_left(data: bytes) -> float:
+    """Raises ValueError for what is no lease."""
+    try:
+        expires = datetime.fromisoformat(_document(data)["expires"])
+        return (expires - datetime.now(UTC)).total_seconds()
+    except (KeyError, TypeError):
+        raise ValueError("is no lease") from None
 
 
 def _document(data: bytes) -> dict[str, Any]:

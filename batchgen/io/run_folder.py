@@ -35,6 +35,20 @@ _PART = re.compile(r"part-\d{5,}\.parquet")
 _PROBE = re.compile(r"probe-(\d{3,})\.json")
 
 
+def evidence_files(run: Place) -> list[Place]:
+    """Those of probes that failed, the earliest first."""
+    folder = run / EVIDENCE
+    there: list[Place] = [*folder.iterdir()] if folder.is_dir() else []
+    return sorted((file for file in there if _PROBE.fullmatch(file.name)), key=_number)
+
+
+def _number(file: Place) -> int:
+    """Of a file of evidence."""
+    match = _PROBE.fullmatch(file.name)
+    assert match
+    return int(match[1])
+
+
 class Store(Protocol):
     """How a run is written where it lies, by one process at a time. Names are relative to the run."""
 
@@ -233,9 +247,7 @@ class RunFolder:
         self.manifest = manifest
 
     def _evidence(self) -> list[int]:
-        folder = self.path / EVIDENCE
-        names = (_PROBE.fullmatch(file.name) for file in (folder.iterdir() if folder.is_dir() else ()))
-        return [int(name[1]) for name in names if name]
+        return [_number(file) for file in evidence_files(self.path)]
 
     def _strangers(self) -> list[str]:
         """What a run that was killed before its first manifest cannot have left."""

@@ -1,8 +1,7 @@
 """report.html: a run, or what there is of it, as one page. Reads files only."""
 
-from pathlib import Path
-
-from batchgen.io.writer import write_atomically
+from batchgen.io.writer import write_whole
+from batchgen.places import Place
 from batchgen.report.page import render
 from batchgen.report.summary import Decode, Summary, summarise
 
@@ -10,7 +9,7 @@ FILE_NAME = "report.html"
 
 
 def write_report(
-    run: Path, out: Path | None = None, decode: Decode | None = None, against: Path | None = None
+    run: Place, out: Place | None = None, decode: Decode | None = None, against: Place | None = None
 ) -> Summary:
     """Write the page of the run at `run` to `out`, by default into its folder, and give the numbers on it.
 
@@ -19,5 +18,5 @@ def write_report(
     compared does not verify.
     """
     summary = summarise(run, decode, against)
-    write_atomically(out or run / FILE_NAME, render(summary).encode())
+    write_whole(out or run / FILE_NAME, render(summary).encode())
     return summary

@@ -5,7 +5,6 @@ Reads columns in batches and keeps counts, so memory does not grow with the run.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 from batchgen.errors import RunError
 from batchgen.io.manifest import Manifest, ShardRecord, Tally, part_name
 from batchgen.io.row_batches import row_batches
+from batchgen.places import Place
 from batchgen.report.groups import Diversity, Groups, answer_bytes
 from batchgen.report.lengths import Lengths
 
@@ -93,7 +93,7 @@ class Scan:
         self.failed += [Failure(**row) for row in failed.slice(0, room).to_pylist()]
 
 
-def scan(run: Path, manifest: Manifest) -> Scan:
+def scan(run: Place, manifest: Manifest) -> Scan:
     """Read all rows that the manifest names. Raises RunError when a file is gone, torn, or holds other counts."""
     found = Scan(manifest.plan.n)
     for shard in manifest.shards:
@@ -109,7 +109,7 @@ def scan(run: Path, manifest: Manifest) -> Scan:
     return found
 
 
-def rows_at(run: Path, manifest: Manifest, positions: Collection[int]) -> dict[int, dict[str, Any]]:
+def rows_at(run: Place, manifest: Manifest, positions: Collection[int]) -> dict[int, dict[str, Any]]:
     """The rows at these positions among those that are there, as Python values of the columns that are shown."""
     rows: dict[int, dict[str, Any]] = {}
     first = 0
@@ -120,7 +120,7 @@ def rows_at(run: Path, manifest: Manifest, positions: Collection[int]) -> dict[i
     return rows
 
 
-def _pick(run: Path, shard: ShardRecord, wanted: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _pick(run: Place, shard: ShardRecord, wanted: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a shard at positions that ascend."""
     at = 0
     for batch in row_batches(run, shard, _BATCH_ROWS, _SHOWN) if wanted else ():

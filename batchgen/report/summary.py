@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from batchgen.io.events import read_events
 from batchgen.io.manifest import InputRecord, Manifest, Tally, read_manifest
 from batchgen.io.row_rules import job_of
-from batchgen.io.run_folder import EVIDENCE
+from batchgen.io.run_folder import evidence_files
+from batchgen.places import Place
 from batchgen.report.groups import Diversity
 from batchgen.report.lengths import Histogram, Lengths, Spread, histogram
 from batchgen.report.scan import ErrorCode, Failure, Scan, rows_at, scan
@@ -97,7 +97,7 @@ class Summary:
     diff: Diff | None  # against another run, which is its B
 
 
-def summarise(run: Path, decode: Decode | None = None, against: Path | None = None) -> Summary:
+def summarise(run: Place, decode: Decode | None = None, against: Place | None = None) -> Summary:
     """Read the run at `run`: its manifest, its events, and its rows once. Recomputes no hash.
 
     `decode` turns prompt ids into text. `against` is another run, whose rows are compared with those of this one; that
@@ -124,7 +124,7 @@ def summarise(run: Path, decode: Decode | None = None, against: Path | None = No
         greedy=job.sampling.temperature == 0,
         tally=found.tally,
         probes=manifest.probes,
-        evidence=sum(1 for _ in (run / EVIDENCE).glob("probe-*.json")),
+        evidence=len(evidence_files(run)),
         errors=dict(sorted(found.errors.items(), key=lambda item: -item[1].count)),
         failed=tuple(found.failed),
         prompt_lengths=LengthSummary.of(prompts=found.prompts),

@@ -1,18 +1,18 @@
 """A job before and after it runs: what it would meet, what it made."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.text import Text
 
 from batchgen.executor.local import JobReport
+from batchgen.places import Place
 from batchgen.preflight import Preflight
 from batchgen.progress import clock
 from batchgen.spec import JobSpec
 from batchgen.terminal import OUT, count, facts, number, plain, size
 
 
-def print_report(out: Path, report: JobReport) -> None:
+def print_report(out: Place, report: JobReport) -> None:
     """What a finished run holds; the last line is its root."""
     counts, made = report.counts, report.counts.rows - report.resumed
     if not made:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -10,6 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from batchgen.places import Place
 from batchgen.progress import clock
 from batchgen.status import ReplicaStatus, Status, read_status
 from batchgen.terminal import count, facts, number, plain
@@ -19,12 +19,12 @@ _REPLICAS, _TROUBLES = 16, 5  # lines
 _STYLES = {"finished": "green", "running": "bold", "stopped": "yellow", "quiet": "yellow"}
 
 
-def print_status(run: Path, console: Console) -> None:
+def print_status(run: Place, console: Console) -> None:
     """The state of the run now."""
     console.print(view(run, read_status(run)), soft_wrap=True)
 
 
-def watch_status(run: Path, console: Console) -> None:
+def watch_status(run: Place, console: Console) -> None:
     """Show the state until the run is finished: in place on a terminal, elsewhere a line from time to time."""
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
@@ -33,7 +33,7 @@ def watch_status(run: Path, console: Console) -> None:
         follow(run, LINE_SECONDS, lambda status: console.out(line(status)))
 
 
-def follow(run: Path, seconds: float, show: Callable[[Status], None]) -> None:
+def follow(run: Place, seconds: float, show: Callable[[Status], None]) -> None:
     """`show` the state at even intervals, and at last that of the finished run."""
     while True:
         status = read_status(run)
@@ -61,7 +61,7 @@ def line(status: Status) -> str:
     return ", ".join(parts)
 
 
-def view(run: Path, status: Status) -> RenderableType:
+def view(run: Place, status: Status) -> RenderableType:
     """All of it."""
     parts: list[RenderableType] = [_heading(run, status)]
     bar = Table.grid(padding=(0, 2))
@@ -76,7 +76,7 @@ def view(run: Path, status: Status) -> RenderableType:
     return Group(*parts)
 
 
-def _heading(run: Path, status: Status) -> Text:
+def _heading(run: Place, status: Status) -> Text:
     text = Text.assemble(plain(run), ": ", (status.state, _STYLES[status.state]))
     if status.reason:
         text.append_text(plain(f", {status.reason}"))

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from shlex import quote
 
 from rich.table import Table
 from rich.text import Text
 
 from batchgen.io.finding import Finding, Kind
+from batchgen.places import Place
 from batchgen.terminal import OUT, count, number, plain
 from batchgen.verify.integrity import Verdict
 
@@ -17,7 +17,7 @@ _FINDINGS = 20  # lines of each list
 _MADE_AGAIN: tuple[Kind, ...] = ("torn", "missing", "changed", "foreign", "moved", "doubled")
 
 
-def print_verdict(run: Path, verdict: Verdict) -> None:
+def print_verdict(run: Place, verdict: Verdict) -> None:
     """ok and the root; or the findings, how they are mended, and how many there are of each kind."""
     if verdict.ok:
         OUT.print(plain(f"ok: {run}, {count(verdict.rows, 'row')}, every hash holds"), soft_wrap=True)
@@ -68,7 +68,7 @@ def examples(verdict: Verdict) -> list[Finding]:
     return chosen[:_FINDINGS] if len(verdict.findings) > _FINDINGS else list(verdict.findings)
 
 
-def next_steps(run: Path, verdict: Verdict) -> Iterator[str]:
+def next_steps(run: Place, verdict: Verdict) -> Iterator[str]:
     """What mends the run, one line for each kind of damage that there is."""
     command = f"`batchgen run JOB --out {quote(str(run))}`"
     if any(is_job_file(finding) for finding in verdict.findings):

@@ -6,19 +6,19 @@ DuckDB joins the keys, as bytes, and compares the leaves, as integers. No value 
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchgen.errors import RunError, VerifyError
 from batchgen.io.hashing import MerkleTree
 from batchgen.io.manifest import Manifest, ShardRecord, part_name
+from batchgen.io.parquet_file import open_parquet_file
 from batchgen.io.schema import as_written
 from batchgen.io.shard_check import check_shards
+from batchgen.places import Place
 
 Places = NDArray[np.int64]  # numbers of samples in the order of a run: input row * n + sample_index
 
@@ -29,7 +29,7 @@ _CHUNK_ROWS = 131_072
 class RunRows:
     """The rows of a run that is read and never written."""
 
-    path: Path
+    path: Place
     manifest: Manifest
 
     def check(self) -> Iterator[pa.Table]:
@@ -91,7 +91,7 @@ class RunRows:
         """`rows` ascend, each is there once. Reads no row group of the shard's file in which none of them lies."""
         try:
             # Buffers and threads cost more than they save on small files.
-            with pq.ParquetFile(self.path / part_name(shard), pre_buffer=False) as file:
+            with open_parquet_file(self.path / part_name(shard), pre_buffer=False) as file:
                 sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
                 ends = np.cumsum(sizes)
                 groups = np.unique(np.searchsorted(ends, rows, side="right"))

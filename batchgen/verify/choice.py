@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from pathlib import Path
 from typing import Protocol
 
 from batchgen.errors import InputError, nearest
 from batchgen.io.manifest import Manifest, ShardRecord
+from batchgen.places import Place
 
 LEAST = 16  # samples of a draw whose size is not given
 SHARE = Fraction(1, 100)
@@ -20,7 +20,7 @@ _HINT_KEYS = 10_000  # of which the nearest is looked for
 class Run(Protocol):
     """The part of a ledger that choosing needs."""
 
-    run: Path
+    run: Place
     manifest: Manifest
 
     def samples(self, shard: ShardRecord) -> list[tuple[str, int]]:

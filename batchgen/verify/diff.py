@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchgen.io.manifest import Manifest, read_manifest
+from batchgen.places import Place
 from batchgen.verify.alignment import RunRows, align
 from batchgen.verify.causes import SAME, UNFINISHED, Cause, Difference, Effect, Suspects, suspects
 from batchgen.verify.diff_file import DiffFile
@@ -78,7 +79,7 @@ class Diff:
         return all(category.kind == "identical" for category in self.categories)
 
 
-def diff_runs(a: Path, b: Path, *, examples: int = 5, out: Path | None = None) -> Diff:
+def diff_runs(a: Place, b: Place, *, examples: int = 5, out: Path | None = None) -> Diff:
     """Compare the run at `a` with the run at `b`, row by row.
 
     Equal roots answer at once. Otherwise every row of both is checked against its hash, rows are paired by

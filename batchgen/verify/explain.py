@@ -1,11 +1,11 @@
 """explain: why is a row different? Its two versions are made again, and every op of every position is compared."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from batchgen import places
 from batchgen.engine.bits import same_bits
 from batchgen.engine.trace import Place, common_length, first_difference
 from batchgen.executor.start import Weights
@@ -81,12 +81,12 @@ class Explanation:
 
 
 def explain(
-    run: Path,
+    run: places.Place,
     row_key: str,
     sample_index: int = 0,
-    against: Path | None = None,
+    against: places.Place | None = None,
     on_fetch: Progress = lambda *_: None,
-    job_dir: Path | None = None,
+    job_dir: places.Place | None = None,
 ) -> Explanation:
     """`explain_runs` with the run `against`, `explain_run` without. Raises what they do, and what Ledger.open does.
 

@@ -4,7 +4,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from batchgen.errors import RunError
 from batchgen.io.finding import Finding, Kind
@@ -13,6 +12,8 @@ from batchgen.io.manifest import FILE_NAME, ROWS, Manifest, part_name, read_mani
 from batchgen.io.row_rules import RowRules
 from batchgen.io.shard_check import check_shards
 from batchgen.io.shard_faults import KeysOf, expected_ids
+from batchgen.object_path import StoreError
+from batchgen.places import Place
 from batchgen.plan import Plan
 
 _MAX_FINDINGS = 10_000
@@ -33,7 +34,7 @@ class Verdict:
 
 
 def verify_run(
-    run: Path,
+    run: Place,
     keys_of: KeysOf | None = None,
     *,
     root: str | None = None,
@@ -92,7 +93,7 @@ class _Findings:
             if len(self.first) < _MAX_FINDINGS:
                 self.first.append(finding)
 
-    def find_homes(self, run: Path, manifest: Manifest) -> None:
+    def find_homes(self, run: Place, manifest: Manifest) -> None:
         """Rows that do not belong in their file may belong in another: moved there, or doubled."""
         strangers = {
             _id(finding) for finding in self.first if finding.kind == "foreign" and finding.row_key is not None
@@ -140,9 +141,11 @@ def off_plan(manifest: Manifest, rules: RowRules) -> Iterator[str]:
         yield "the digest of its plan is not that of its job, inputs, rows and shards"
 
 
-def _check_state(run: Path, manifest: Manifest) -> Iterator[Finding]:
+def _check_state(run: Place, manifest: Manifest) -> Iterator[Finding]:
     try:
         job_yaml = (run / "job.yaml").read_bytes()
+    except StoreError:
+        raise
     except OSError as error:
         yield Finding("changed", "job.yaml", f"cannot be read: {error.strerror}")
     else:
@@ -155,11 +158,11 @@ def _check_state(run: Path, manifest: Manifest) -> Iterator[Finding]:
         yield Finding("unfinished", FILE_NAME, "all shards are made, and the root is still to be written")
 
 
-def _strays(run: Path, manifest: Manifest) -> Iterator[Finding]:
+def _strays(run: Place, manifest: Manifest) -> Iterator[Finding]:
     """Files that a reader of the folder would take for rows."""
     named = {part_name(shard.index) for shard in manifest.shards}
     folder = run / ROWS
-    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-        name = f"{ROWS}/{file.name}"
-        if name not in named and not file.name.startswith("."):
+    files = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+    for name in (f"{ROWS}/{file}" for file in files if not file.startswith(".")):
+        if name not in named:
             yield Finding("stray", name, "the manifest does not name it")

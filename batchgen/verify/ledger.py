@@ -4,11 +4,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from batchgen.errors import EngineError, ModelError, RunError, SpecError, VerifyError
 from batchgen.executor.base import Engine
@@ -16,10 +14,12 @@ from batchgen.executor.replica import only_ranks_open_weights, start_replica
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import Weights, open_weights
 from batchgen.io.manifest import FILE_NAME, Manifest, ShardRecord, part_name, read_manifest
+from batchgen.io.parquet_file import open_parquet_file
 from batchgen.io.row_rules import RowRules
 from batchgen.io.shard_check import check_shard
 from batchgen.io.shard_faults import expected_ids
 from batchgen.loader import LoadedModel, Progress, bad_words_token_ids, limits_json, load_model
+from batchgen.places import Place, join
 from batchgen.records import Request, SamplingParams
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
@@ -32,15 +32,15 @@ LIMITS = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "prefix_ca
 class Ledger:
     """A run that can be made again. Made by `open`; everything in it is as it was when the run was made."""
 
-    run: Path
+    run: Place
     manifest: Manifest
     spec: JobSpec
     model: LoadedModel
-    job_dir: Path  # where relative paths of the job begin
+    job_dir: Place  # where relative paths of the job begin
     bad_words_token_ids: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def open(cls, run: Path, on_fetch: Progress, job_dir: Path | None = None) -> Self:
+    def open(cls, run: Place, on_fetch: Progress, job_dir: Place | None = None) -> Self:
         """Read the run at `run` and load its model, but for the weights.
 
         `job_dir` replaces the recorded folder of the job file. Raises RunError (no run, another version's), VerifyError
@@ -50,7 +50,7 @@ class Ledger:
         _check_job(run, manifest)
         spec = _read_spec(run, manifest)
         _check_manifest(run, manifest)
-        job_dir = job_dir or run / str(manifest.run_config.get("job_dir") or ".")
+        job_dir = job_dir or join(run, str(manifest.run_config.get("job_dir") or "."))
         model = _load_model(spec, job_dir, on_fetch)
         then = manifest.fingerprint
         _same(str(model.path), "tokenizer", then.get("tokenizer_digest"), model.tokenizer.digest)
@@ -97,7 +97,7 @@ class Ledger:
         _, findings = check_shard(self.run, self.manifest, shard)
         if findings:
             raise edited(self.run, str(findings[0]))
-        with pq.ParquetFile(self.run / part_name(shard.index)) as file:
+        with open_parquet_file(self.run / part_name(shard.index)) as file:
             return file.read()
 
     def samples(self, shard: ShardRecord) -> list[tuple[str, int]]:
@@ -129,12 +129,12 @@ _PARTS = {
 }
 
 
-def edited(run: Path, finding: str) -> VerifyError:
+def edited(run: Place, finding: str) -> VerifyError:
     """For a run whose files are not as they were committed."""
     return VerifyError(finding, where=str(run), hint=f"batchgen verify {run} names everything that was changed")
 
 
-def _check_job(run: Path, manifest: Manifest) -> None:
+def _check_job(run: Place, manifest: Manifest) -> None:
     path = run / "job.yaml"
     try:
         now = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -145,7 +145,7 @@ def _check_job(run: Path, manifest: Manifest) -> None:
         raise VerifyError(message, where=str(path), hint="put the file back as it was")
 
 
-def _read_spec(run: Path, manifest: Manifest) -> JobSpec:
+def _read_spec(run: Place, manifest: Manifest) -> JobSpec:
     """Raise VerifyError for a manifest that contradicts itself, EngineError or RunError for a spec of another version.
 
     Only a batchgen can have written a spec that its fingerprint holds for.
@@ -162,7 +162,7 @@ def _read_spec(run: Path, manifest: Manifest) -> JobSpec:
         raise RunError(error.message, where=f"{path}: spec.{error.where}", hint=made_by) from None
 
 
-def _check_manifest(run: Path, manifest: Manifest) -> None:
+def _check_manifest(run: Place, manifest: Manifest) -> None:
     """Raise VerifyError unless the manifest agrees with its spec."""
     try:
         faults = list(off_plan(manifest, RowRules.of(manifest)))
@@ -172,7 +172,7 @@ def _check_manifest(run: Path, manifest: Manifest) -> None:
         raise edited(run, f"{FILE_NAME}: {faults[0]}")
 
 
-def _load_model(spec: JobSpec, job_dir: Path, on_fetch: Progress) -> LoadedModel:
+def _load_model(spec: JobSpec, job_dir: Place, on_fetch: Progress) -> LoadedModel:
     try:
         return load_model(spec, job_dir, on_fetch)
     except ModelError as error:

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from batchgen.executor.run_config import RunConfig
 from batchgen.io.hashing import ROW_HASH, params_hash
 from batchgen.io.manifest import ShardRecord
 from batchgen.io.schema import Row, rows_to_table
+from batchgen.places import Place
 from batchgen.records import Completion, Request
 from batchgen.verify.choice import Rows
 from batchgen.verify.integrity import verify_run
@@ -52,7 +52,7 @@ class Replay:
         return not self.bad and not self.interrupted
 
 
-def check_files(run: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+def check_files(run: Place, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
     """Raise VerifyError unless all files of the run are as they were committed; an unfinished run is all right.
 
     `on_progress` hears how many of how many rows were checked.
@@ -63,7 +63,7 @@ def check_files(run: Path, on_progress: Callable[[int, int], None] = lambda done
             raise edited(run, str(finding))
 
 
-def other_config(run: Path, recorded: Mapping[str, Any], **chosen: Any) -> RunConfig:
+def other_config(run: Place, recorded: Mapping[str, Any], **chosen: Any) -> RunConfig:
     """Differs from the recorded RunConfig in all that must not matter. `chosen`: fields that are given; None is not."""
     then = asdict(RunConfig(run)) | dict(recorded)
     other: dict[str, Any] = {name: _other(then[name]) for name in ("max_num_seqs", "max_num_batched_tokens")}

@@ -12,7 +12,7 @@ from batchgen.errors import InputError, RowError
 from batchgen.executor.compare import from_bits
 from batchgen.io.hashing import params_hash
 from batchgen.io.manifest import ShardRecord
-from batchgen.io.run_folder import EVIDENCE
+from batchgen.io.run_folder import EVIDENCE, evidence_files
 from batchgen.io.schema import Row, output_schema, rows_to_table
 from batchgen.records import Request
 from batchgen.verify.choice import named_rows
@@ -101,7 +101,7 @@ def _ask(ledger: Ledger, samples: Iterable[tuple[Prompt, int]]) -> Iterator[Requ
 
 def _evidence(ledger: Ledger, row_key: str, sample_index: int) -> dict[str, Any] | None:
     """The latest of this sample and of this job."""
-    for path in sorted((ledger.run / EVIDENCE).glob("probe-*.json"), reverse=True):
+    for path in reversed(evidence_files(ledger.run)):
         try:
             found: dict[str, Any] = json.loads(path.read_bytes())
             if (found["row_key"], found["sample_index"]) != (row_key, sample_index):
