@@ -19,7 +19,7 @@ from batchgen.parallel.routes import Routes
 
 Tensor: TypeAlias = torch.Tensor
 
-_PAIR_BYTES = 8  # two int32: which of the rows that go with it, and the local slot
+_WORD = torch.int64  # what is copied and sent: a pair is one, two int32 (which of the rows with it, the local slot)
 
 
 class _Sent(NamedTuple):
@@ -40,7 +40,7 @@ class AllToAllExchange:
 
     def dispatch(self, x: Tensor, experts: Tensor) -> Arrived:
         """See Exchange."""
-        size, (T, k), width = self._mesh.size, experts.shape, x.shape[1]
+        size, (T, k) = self._mesh.size, experts.shape
         slots = self._routes.lookup(experts)
         ranks = self._routes.rank_of[slots]
         goes = ranks[:, :, None] == torch.arange(size, dtype=torch.int32, device=x.device)  # [T, k, size]
@@ -51,13 +51,16 @@ class AllToAllExchange:
 
         tokens = torch.argsort(needs.T.reshape(-1), descending=True, stable=True)[: sum(rows_out)] % max(T, 1)
         order = torch.argsort(torch.where(ranks < 0, size, ranks).reshape(-1), stable=True)  # [T k]: pairs by rank
-        place = needs.cumsum(dim=0) - 1  # [T, size]: where a token's row stands among those of a rank
-        row = place.gather(1, ranks.clamp(min=0).long())
+        # [size, T]: where a token's row stands among those of a rank. A sum along the last dimension, for a GPU takes
+        # one along the first with a thread for each rank.
+        place = needs.T.contiguous().cumsum(dim=1) - 1
+        row = place.T.gather(1, ranks.clamp(min=0).long())
         pairs = torch.stack([row.int(), self._routes.local_of[slots]], dim=2).view(-1, 2)[order[: sum(pairs_out)]]
+        words = _words(x)
         received = self._mesh.all_to_all(
             _interleaved(x[tokens], rows_out, pairs, pairs_out),
-            _sizes(rows_out, pairs_out, width * x.element_size()),
-            _sizes(rows_here, pairs_here, width * x.element_size()),
+            [n * words + p for n, p in zip(rows_out, pairs_out, strict=True)],
+            [n * words + p for n, p in zip(rows_here, pairs_here, strict=True)],
         )
         self._sent = _Sent((T, k), torch.argsort(order), pairs_out, pairs_here)
         return _arrived(received, rows_here, pairs_here, x)
@@ -74,22 +77,25 @@ class AllToAllExchange:
         return back[place].view(T, k, y.shape[1])
 
 
-def _sizes(rows: Sequence[int], pairs: Sequence[int], row_bytes: int) -> Sequence[int]:
-    return [n * row_bytes + p * _PAIR_BYTES for n, p in zip(rows, pairs, strict=True)]
+def _words(x: Tensor) -> int:
+    """Of a row. Raises EngineError where it is not a whole number of them."""
+    size = x.shape[1] * x.element_size()
+    if size % _WORD.itemsize:
+        raise EngineError(f"rows of {size} bytes; ranks exchange multiples of {_WORD.itemsize}")
+    return size // _WORD.itemsize
 
 
 def _interleaved(x: Tensor, rows: Sequence[int], pairs: Tensor, pair_counts: Sequence[int]) -> Tensor:
-    """uint8: for each rank its rows, then its pairs."""
-    of_rows = x.view(torch.uint8).split_with_sizes(rows)
-    of_pairs = pairs.view(torch.uint8).split_with_sizes(pair_counts)
+    """int64: for each rank its rows, then its pairs."""
+    of_rows = x.view(_WORD).split_with_sizes(rows)
+    of_pairs = pairs.contiguous().view(_WORD).split_with_sizes(pair_counts)
     return torch.cat([part.reshape(-1) for both in zip(of_rows, of_pairs, strict=True) for part in both])
 
 
 def _arrived(received: Tensor, rows: Sequence[int], pairs: Sequence[int], like: Tensor) -> Arrived:
     """What came, with the rows numbered through all ranks."""
-    row_bytes = like.shape[1] * like.element_size()
-    sizes = [size for n, p in zip(rows, pairs, strict=True) for size in (n * row_bytes, p * _PAIR_BYTES)]
-    parts = received.split_with_sizes(sizes)
+    words = _words(like)
+    parts = received.split_with_sizes([size for n, p in zip(rows, pairs, strict=True) for size in (n * words, p)])
     x = torch.cat(parts[0::2]).view(like.dtype).view(-1, like.shape[1])
     row, slot = torch.cat(parts[1::2]).view(torch.int32).view(-1, 2).unbind(1)
     first = np.repeat(np.cumsum([0, *rows[:-1]]), pairs).astype(np.int32)

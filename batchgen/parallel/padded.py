@@ -25,13 +25,14 @@ class PaddedExchange:
 
     def dispatch(self, x: Tensor, experts: Tensor) -> Arrived:
         """See Exchange. R = size T, P = size T k; the slot of another rank's pair, and of nobody's, is -1."""
-        (T, k), row_bytes = experts.shape, x.shape[1] * x.element_size()
+        (T, k), words = experts.shape, x.shape[1] * x.element_size() // 4
         slots = self._routes.lookup(experts)
         self._owners = self._routes.rank_of[slots]
-        mine = torch.cat([x.reshape(-1).view(torch.uint8), slots.reshape(-1).view(torch.uint8)])
-        rows, ids = self._mesh.all_gather(mine).split_with_sizes([T * row_bytes, T * k * 4], dim=1)
+        # In words, for a GPU copies bytes one by one.
+        mine = torch.cat([x.reshape(-1).view(torch.int32), slots.reshape(-1)]).view(torch.uint8)
+        rows, ids = self._mesh.all_gather(mine).view(torch.int32).split_with_sizes([T * words, T * k], dim=1)
         everyone = rows.reshape(-1).view(x.dtype).view(-1, x.shape[1])
-        here = self._routes.here[ids.reshape(-1).view(torch.int32)]
+        here = self._routes.here[ids.reshape(-1)]
         return Arrived(everyone, Pairs(self._numbers.of(self._mesh.size * T, k, x.device), here))
 
     def combine(self, y: Tensor) -> Tensor:
