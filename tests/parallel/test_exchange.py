@@ -40,7 +40,7 @@ def test_answers_come_back_by_token_and_place(kind: int) -> None:
     placement = Placement(4, (3, 1, 0, 2, 1), 1)
     exchange = every_exchange(placement)[kind]
     ids = torch.tensor([[0, 2], [1, 3], [0, 3], [1, 2]], dtype=torch.int32)
-    x = torch.arange(8).view(4, 2).bfloat16()
+    x = torch.arange(16).view(4, 4).bfloat16()
     for _ in range(2):
         arrived = exchange.dispatch(x, ids)
         held = torch.tensor(placement.slots)[arrived.pairs.slots.long()]
@@ -51,7 +51,7 @@ def test_answers_come_back_by_token_and_place(kind: int) -> None:
 @pytest.mark.parametrize("kind", range(3))
 def test_both_copies_of_an_expert_work(kind: int) -> None:
     exchange = every_exchange(Placement(2, (0, 1, 1), 1))[kind]
-    arrived = exchange.dispatch(torch.zeros(9, 2).bfloat16(), torch.tensor([[0, 1]] * 9, dtype=torch.int32))
+    arrived = exchange.dispatch(torch.zeros(9, 4).bfloat16(), torch.tensor([[0, 1]] * 9, dtype=torch.int32))
     assert set(arrived.pairs.slots.tolist()) == {0, 1, 2}
 
 
@@ -59,11 +59,11 @@ def test_both_copies_of_an_expert_work(kind: int) -> None:
 def test_an_id_of_minus_one_goes_nowhere(kind: int) -> None:
     exchange = every_exchange(initial(3, 1))[kind]
     ids = torch.tensor([[0, 2], [-1, -1]], dtype=torch.int32)
-    arrived = exchange.dispatch(torch.ones(2, 2).bfloat16(), ids)
+    arrived = exchange.dispatch(torch.ones(2, 4).bfloat16(), ids)
     assert [slot for slot in arrived.pairs.slots.tolist() if slot >= 0] == [0, 2]
-    answers = exchange.combine(torch.ones(len(arrived.pairs.slots), 2))
-    assert answers.shape == (2, 2, 2)
-    assert_bitwise(answers[0], torch.ones(2, 2))
+    answers = exchange.combine(torch.ones(len(arrived.pairs.slots), 4))
+    assert answers.shape == (2, 2, 4)
+    assert_bitwise(answers[0], torch.ones(2, 4))
 
 
 @pytest.mark.parametrize("kind", range(3))
@@ -91,6 +91,12 @@ def test_an_answer_too_few_is_refused() -> None:
     exchange.dispatch(torch.zeros(2, 4).bfloat16(), torch.zeros(2, 1, dtype=torch.int32))
     with pytest.raises(EngineError, match="1 answers, which fit no dispatch"):
         exchange.combine(torch.zeros(1, 4))
+
+
+def test_rows_of_half_a_word_are_refused() -> None:
+    exchange = AllToAllExchange(routes(initial(3, 1)))
+    with pytest.raises(EngineError, match="rows of 4 bytes; ranks exchange multiples of 8"):
+        exchange.dispatch(torch.zeros(2, 2).bfloat16(), torch.zeros(2, 1, dtype=torch.int32))
 
 
 def test_row_numbers_are_kept_and_grow() -> None:
