@@ -60,7 +60,7 @@ class RunBook:
             resumed=self.progress.resumed,
         )
 
-    def commit(self, made: Made, replica: str) -> Tally:
+    def commit(self, made: Made, replica: str) -> None:
         """Add a shard to the run. Raises RunError when it cannot be written."""
         shard, table = made.shard, made.table
         self.folder.commit(range(shard.start, shard.stop), table, made.probes)
@@ -78,7 +78,6 @@ class RunBook:
             seconds=round(self.progress.seconds, 3),
             slowest=[[key, index, round(seconds, 3), tokens] for seconds, key, index, tokens in made.slowest],
         )
-        return tally
 
     def log_probe(self, sample: SampleId, exact: bool = True) -> None:
         self.events.write("probe", row_key=sample[0], sample_index=sample[1], exact=exact)

@@ -1,7 +1,7 @@
 """Shards on their way to replicas and back: as rows to ask, and as tables of samples."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Self
 
@@ -60,6 +60,12 @@ class Told:
     errors: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+
+    def __add__(self, other: "Told") -> "Told":
+        return Told(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def __sub__(self, other: "Told") -> "Told":
+        return Told(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

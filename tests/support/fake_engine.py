@@ -34,17 +34,22 @@ class FakeEngine:
     most_held: int = 0
     calls: int = 0
 
-    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
+    def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
+        """None among the requests: there is none now, and more may come."""
         self.calls += 1
         chance = random.Random(self.order)
-        waiting, running = iter(requests), list[Request]()
+        waiting, running, is_over = iter(requests), list[Request](), False
         while True:
-            new = list(islice(waiting, self.max_num_seqs - len(running)))
+            taken = list(islice(waiting, self.max_num_seqs - len(running)))
+            is_over = is_over or len(taken) < self.max_num_seqs - len(running)
+            new = [request for request in taken if request]
             self.asked += new
             running += new
             self.most_held = max(self.most_held, len(running))
-            if not running:
+            if not running and is_over:
                 return
+            if not running:
+                continue
             time.sleep(self.seconds)
             ready = [request for request in running if request.row_key not in self.slow] or running
             request = chance.choice(ready)
