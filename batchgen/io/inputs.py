@@ -29,7 +29,7 @@ def scan_inputs(spec: JobSpec, base_dir: Place) -> Inputs:
 
     Reads every file once for its digest, then the key and passthrough columns of the rows taken. Paths may be URLs, and
     are relative to `base_dir`, the folder of the job file. Holds 8 bytes a row where there is a condition; needs
-    about 24 more a row while it looks for duplicate keys. Raises InputError.
+    up to 40 more a row while it looks for duplicate keys. Raises InputError.
     """
     files: list[InputFile] = []
     schemas: list[pa.Schema] = []
@@ -178,6 +178,7 @@ def _with_unique_keys(inputs: Inputs) -> Inputs:
     repeats = find_repeats(hashes)
     suffixed = len(repeats.rows) > 0 and inputs.row_key.on_duplicate == "suffix"
     if suffixed:
+        del hashes
         inputs = replace(inputs, repeats=repeats)
         hashes = hash_keys(read_keys(inputs), inputs.num_rows)
         repeats = find_repeats(hashes)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from batchgen.io.columns import Undecodable
 
+_RANGE = 1 << 18  # halves of hashes that are looked at together
+
 
 class Repeats(NamedTuple):
     """Rows whose key an earlier row has: `rows` ascending, and for each its `ordinals`: 2 for the second, and so on."""
@@ -49,19 +51,31 @@ def hash_keys(keys: Iterable[list[str]], count: int) -> NDArray[np.uint64]:
 
 
 def find_repeats(hashes: NDArray[np.uint64]) -> Repeats:
-    """The rows of `hashes` [n, 2] that equal an earlier row. Sorts 8 bytes a row; more only for suspects."""
+    """The rows of `hashes` [n, 2] that equal an earlier row. Sorts 8 bytes a row; more only of a part of the suspects.
+
+    Suspects are looked at by ranges of their hash, so that a job in which every key is a repeat needs little more
+    memory than one without any.
+    """
     ordered = np.sort(hashes[:, 0])
     twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     del ordered
     if not len(twice):
         return NO_REPEATS
-    near = np.minimum(np.searchsorted(twice, hashes[:, 0]), len(twice) - 1)
-    suspects = np.flatnonzero(twice[near] == hashes[:, 0])
-    by_key = suspects[np.lexsort((hashes[suspects, 1], hashes[suspects, 0]))]  # stable: equal keys stay in row order
+    found = [_repeats_among(hashes, twice[at : at + _RANGE]) for at in range(0, len(twice), _RANGE)]
+    rows, ordinals = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    del found
+    order = np.argsort(rows)
+    return Repeats(rows[order], ordinals[order])
+
+
+def _repeats_among(hashes: NDArray[np.uint64], twice: NDArray[np.uint64]) -> Repeats:
+    """Of the rows whose first half is one of `twice`, which ascend and are all halves of their range; in any order."""
+    inside = (hashes[:, 0] >= twice[0]) & (hashes[:, 0] <= twice[-1])
+    rows = np.flatnonzero(inside)
+    rows = rows[twice[np.searchsorted(twice, hashes[rows, 0])] == hashes[rows, 0]]
+    by_key = rows[np.lexsort((hashes[rows, 1], hashes[rows, 0]))]  # stable: equal keys stay in row order
     is_new = np.ones(len(by_key), np.bool_)
     is_new[1:] = (hashes[by_key[1:]] != hashes[by_key[:-1]]).any(axis=1)
     index = np.arange(len(by_key))
     ordinals = index - np.maximum.accumulate(np.where(is_new, index, 0)) + 1
-    rows, ordinals = by_key[~is_new], ordinals[~is_new]
-    order = np.argsort(rows)
-    return Repeats(rows[order], ordinals[order])
+    return Repeats(by_key[~is_new], ordinals[~is_new])

@@ -1,10 +1,12 @@
 """Repeated keys among many: against a plain dictionary, and with every row a repeat."""
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
 
+from batchgen.io import row_keys
 from batchgen.io.columns import Undecodable
 from batchgen.io.row_keys import NO_REPEATS, content_key, find_repeats, hash_keys
 
@@ -26,6 +28,27 @@ def test_repeats_are_those_of_a_dictionary(count: int, distinct: int) -> None:
     repeats = find_repeats(hash_keys([keys[:30], keys[30:]], count))
     assert dict(zip(repeats.rows.tolist(), repeats.ordinals.tolist(), strict=True)) == by_dictionary(keys)
     assert repeats.rows.tolist() == sorted(repeats.rows.tolist())
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_repeats_do_not_hang_on_the_ranges(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_keys, "_RANGE", size)
+    rng = random.Random(size)
+    keys = [str(rng.randrange(60)) for _ in range(200)]
+    repeats = find_repeats(hash_keys([keys], 200))
+    assert dict(zip(repeats.rows.tolist(), repeats.ordinals.tolist(), strict=True)) == by_dictionary(keys)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 200_000])
+def test_memory_is_little_however_many_are_repeats(copies: int) -> None:
+    count = 2_000_000
+    hashes = np.repeat(np.random.default_rng(0).integers(0, 2**63, (count // copies, 2), np.uint64), copies, axis=0)
+    tracemalloc.start()
+    repeats = find_repeats(hashes)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(repeats.rows) == count - count // copies
+    assert peak < 64 * count
 
 
 def test_rows_that_share_half_a_hash_are_no_repeats() -> None:
