@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from glob import glob, has_magic
 from itertools import chain, islice
@@ -16,7 +17,7 @@ from batchgen.io.columns import check_castable, check_type, has_text
 from batchgen.io.reader import InputFile, Inputs, open_parquet, read_blocks, read_keys
 from batchgen.io.row_keys import NO_REPEATS, find_repeats, hash_keys
 from batchgen.io.schema import OUTPUT_COLUMNS, output_schema
-from batchgen.io.selection import select_rows
+from batchgen.io.selection import RowSelector
 from batchgen.object_path import ObjectPath, StoreError
 from batchgen.places import Place, join, stamp
 from batchgen.spec import InputSpec, JobSpec, RowKeySpec
@@ -54,20 +55,26 @@ def _scan_entry(
     if taken := [name for name in entry.passthrough if name in OUTPUT_COLUMNS]:
         message = f"{taken[0]!r} is the name of an output column"
         raise InputError(message, where=f"{where}.passthrough", hint="rename it in the input, or leave it out")
-    left = entry.limit
-    for path, label in input_files(entry.path, base_dir, where):
-        seen = stamp(path)
-        with open_parquet(path) as parquet:
-            schema, count = parquet.schema_arrow, parquet.metadata.num_rows
-        _check_columns(entry, row_key, schema, path)
-        rows = select_rows(path, schema.names, entry.where, f"{where}.where") if entry.where else None
-        count = min(count if rows is None else len(rows), count if left is None else left)
-        rows = None if rows is None else rows[:count].copy()
-        yield InputFile(path, label, file_sha256(path), seen, entry.columns, entry.passthrough, count, rows), schema
-        if left is not None:
-            left -= count
-            if not left:
-                return
+    left, found = entry.limit, input_files(entry.path, base_dir, where)
+    with _selecting([path for path, _ in found], entry, where) as selector:
+        for path, label in found:
+            seen = stamp(path)
+            with open_parquet(path) as parquet:
+                schema, count = parquet.schema_arrow, parquet.metadata.num_rows
+            _check_columns(entry, row_key, schema, path)
+            rows = selector.rows(path, schema.names) if selector else None
+            count = min(count if rows is None else len(rows), count if left is None else left)
+            rows = None if rows is None else rows[:count].copy()
+            file = InputFile(path, label, file_sha256(path), seen, entry.columns, entry.passthrough, count, rows)
+            yield file, schema
+            if left is not None:
+                left -= count
+                if not left:
+                    return
+
+
+def _selecting(paths: list[Place], entry: InputSpec, where: str) -> AbstractContextManager[RowSelector | None]:
+    return nullcontext() if entry.where is None else RowSelector(paths, entry.where, f"{where}.where")
 
 
 def input_files(pattern: str, base_dir: Place, where: str) -> list[tuple[Place, str]]:

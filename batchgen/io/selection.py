@@ -3,9 +3,11 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from glob import escape
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import duckdb
 import numpy as np
@@ -19,31 +21,48 @@ from batchgen.places import Place
 _CLOCKS = {"age", "ago"}
 
 
-def select_rows(path: Place, columns: list[str], condition: str, where: str) -> NDArray[np.int64]:
-    """Numbers of the rows of `path` for which `condition` is true, ascending; `columns` are all columns of the file.
+class RowSelector:
+    """The condition of one entry of the inputs over the files of the entry, and nothing else can be read by it.
 
-    Raises InputError at `where` for a condition that is no SQL, names an unknown column, holds a subquery,
-    or depends on more than the row: chance, the clock, settings; and for column names that SQL cannot tell apart.
+    A context. `where` is the condition's place in the job file.
     """
-    try:
-        with _connect(path) as connection:
-            _check(connection, condition, columns, where)
+
+    def __init__(self, paths: Sequence[Place], condition: str, where: str) -> None:
+        self._condition, self._where = condition, where
+        self._connection = _connect(paths)
+
+    def rows(self, path: Place, columns: list[str]) -> NDArray[np.int64]:
+        """Numbers of the rows of `path` for which the condition is true, ascending; `columns` are all of the file's.
+
+        Raises InputError for a condition that is no SQL, names an unknown column, holds a subquery, or depends on more
+        than the row: chance, the clock, settings; and for column names that SQL cannot tell apart.
+        """
+        try:
+            _check(self._connection, self._condition, columns, self._where)
             # Without hive_partitioning = false, a folder named lang=de would stand in for the column lang.
             table = "read_parquet(?, file_row_number = true, hive_partitioning = false)"
-            query = f"SELECT file_row_number FROM {table} WHERE (\n{condition}\n)"
-            rows = connection.execute(query, [escape(str(path))]).fetchnumpy()["file_row_number"]
-    except duckdb.Error as error:
-        raise InputError(_first_line(error), where=where, hint=f"the condition is {condition!r}") from None
-    return np.sort(np.asarray(rows, np.int64))  # DuckDB owes nobody an order
+            query = f"SELECT file_row_number FROM {table} WHERE (\n{self._condition}\n)"
+            rows = self._connection.execute(query, [escape(str(path))]).fetchnumpy()["file_row_number"]
+        except duckdb.Error as error:
+            hint = f"the condition is {self._condition!r}"
+            raise InputError(_first_line(error), where=self._where, hint=hint) from None
+        return np.sort(np.asarray(rows, np.int64))  # DuckDB owes nobody an order
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._connection.close()
 
 
-def _connect(path: Place) -> duckdb.DuckDBPyConnection:
-    """A connection that can read `path` and nothing else."""
+def _connect(paths: Sequence[Place]) -> duckdb.DuckDBPyConnection:
+    """A connection that can read `paths` and nothing else. To make one takes longer than to read a small file."""
     connection = duckdb.connect(":memory:")
-    if isinstance(path, ObjectPath):
-        connection.register_filesystem(path.file_system)
+    for store in {path.store: path for path in paths if isinstance(path, ObjectPath)}.values():
+        connection.register_filesystem(store.file_system)
     # DuckDB asks for leave twice: for the glob that it is given, and for the file that it finds.
-    allowed = ", ".join("'" + name.replace("'", "''") + "'" for name in (str(path), escape(str(path))))
+    names = (name for path in paths for name in (str(path), escape(str(path))))
+    allowed = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
     connection.execute(f"""
         SET allowed_paths = [{allowed}];
         SET python_enable_replacements = false;
@@ -61,7 +80,7 @@ def _check(connection: duckdb.DuckDBPyConnection, condition: str, columns: list[
     tree = json.loads(text)
     if tree["error"]:
         raise InputError(f"no SQL condition: {tree['error_message']}", where=where, hint=f"it is {condition!r}")
-    impure = _impure_functions(connection)
+    impure = _impure_functions()
     known = {name.lower() for name in columns}
     if "file_row_number" in known:
         message = "cannot be used on a file with a column named file_row_number"
@@ -103,12 +122,14 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             yield from _nodes(child)
 
 
-def _impure_functions(connection: duckdb.DuckDBPyConnection) -> set[str]:
+@cache
+def _impure_functions() -> set[str]:
     """Functions of which no form is a function of its arguments alone."""
-    rows = connection.execute("""
-        SELECT function_name FROM duckdb_functions() WHERE function_type = 'scalar'
-        GROUP BY function_name HAVING NOT bool_or(stability = 'CONSISTENT')
-    """).fetchall()
+    with duckdb.connect(":memory:") as connection:
+        rows = connection.execute("""
+            SELECT function_name FROM duckdb_functions() WHERE function_type = 'scalar'
+            GROUP BY function_name HAVING NOT bool_or(stability = 'CONSISTENT')
+        """).fetchall()
     return {name.lower() for (name,) in rows} | _CLOCKS
 
 

@@ -1,5 +1,6 @@
 """`where`: the same rows every time, from the row alone, and clear words for what is no condition."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,7 +8,7 @@ import pytest
 from support.jobs import text_of_bytes, write_parquet
 
 from batchgen.errors import InputError
-from batchgen.io.selection import select_rows
+from batchgen.io.selection import RowSelector
 
 COLUMNS = ["id", "name", "tags", "meta", "made"]
 
@@ -25,8 +26,9 @@ def path(tmp_path: Path) -> Path:
     )
 
 
-def select(path: Path, condition: str) -> list[int]:
-    return [int(row) for row in select_rows(path, COLUMNS, condition, "inputs[0].where")]
+def select(path: Path, condition: str, columns: Sequence[str] = COLUMNS, where: str = "inputs[0].where") -> list[int]:
+    with RowSelector([path], condition, where) as selector:
+        return [int(row) for row in selector.rows(path, list(columns))]
 
 
 @pytest.mark.parametrize(
@@ -111,14 +113,33 @@ def test_names_that_look_like_globs_are_only_names(tmp_path: Path, name: str) ->
 def test_columns_that_differ_only_in_case(tmp_path: Path, name: str) -> None:
     path = write_parquet(tmp_path / "in.parquet", K=[1, 2], k=[2, 1], k_1=[3, 3], id=[1, 2])
     columns = ["K", "k", "k_1", "id"]
-    assert [int(row) for row in select_rows(path, columns, "id = 2", "w")] == [1]
+    assert select(path, "id = 2", columns) == [1]
     with pytest.raises(
         InputError, match=r"w: columns 'K' and 'k' differ only in case, and SQL cannot .*\n  rename one"
     ):
-        select_rows(path, columns, f"id = 2 AND {name} = 1", "w")
+        select(path, f"id = 2 AND {name} = 1", columns, "w")
 
 
 def test_a_column_with_the_name_of_the_row_number(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "in.parquet", id=[1], File_Row_Number=[7])
     with pytest.raises(InputError, match="w: cannot be used on a file with a column named file_row_number"):
-        select_rows(path, ["id", "File_Row_Number"], "id = 1", "w")
+        select(path, "id = 1", ["id", "File_Row_Number"], "w")
+
+
+def test_one_selector_reads_all_files_of_its_entry_and_no_other(tmp_path: Path) -> None:
+    names = ["a.parquet", "b'.parquet", "c[1].parquet"]
+    paths = [write_parquet(tmp_path / name, id=[number, 1]) for number, name in enumerate(names)]
+    other = write_parquet(tmp_path / "c1.parquet", id=[1, 1])
+    with RowSelector(paths, "id = 1", "w") as selector:
+        assert [selector.rows(path, ["id"]).tolist() for path in paths] == [[1], [0, 1], [1]]
+        with pytest.raises(InputError, match="Permission"):
+            selector.rows(other, ["id"])
+
+
+def test_each_file_is_held_to_its_own_columns(tmp_path: Path) -> None:
+    first = write_parquet(tmp_path / "a.parquet", id=[1], score=[2])
+    second = write_parquet(tmp_path / "b.parquet", id=[1])
+    with RowSelector([first, second], "score > 1", "w") as selector:
+        assert selector.rows(first, ["id", "score"]).tolist() == [0]
+        with pytest.raises(InputError, match="w: no column 'score' in the input"):
+            selector.rows(second, ["id"])
