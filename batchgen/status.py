@@ -1,5 +1,6 @@
 """How far a run is, from its folder alone, while another process works on it or none does."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ WINDOW = 600.0  # seconds before the latest commit over which rates are taken
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """What one replica has committed since the process that drives it began."""
+    """What one replica has made since the process that drives it began; counts are of committed shards."""
 
     name: str
     shards: int
@@ -25,8 +26,9 @@ class ReplicaStatus:
     errors: int
     output_tokens: int
     tokens_per_second: float | None  # over the window
-    since_commit: float  # seconds
-    lost: int = 0  # times that it died, or was given up
+    since_commit: float | None  # seconds
+    is_gone: bool = False  # lost; another has its place
+    deaths: int = 0  # of its processes, which it has started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Status:
     output_tokens: int
     probes: int
     failed_probes: int
+    twins: int  # shards that two replicas made, equal bit for bit
     processes: int  # that have worked on it
     root: str | None
     seconds: float | None  # at work
@@ -58,7 +61,7 @@ class Status:
     samples_per_second: float | None
     seconds_left: float | None
     replicas: tuple[ReplicaStatus, ...]  # by name
-    troubles: tuple[str, ...]  # replicas that died, were refused or were given up, in words, the latest last
+    troubles: tuple[str, ...]  # replicas that died, were lost or refused, in words, the latest last
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,16 @@ class _Heard:
 
     processes: int = 0
     failed_probes: int = 0
+    twins: int = 0
     began: datetime | None = None
     last: datetime | None = None
     end: str = ""
     reason: str | None = None
     commits: list[_Commit] = field(default_factory=list)
-    lost: list[tuple[str, str]] = field(default_factory=list)  # replica, what happened
+    joined: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    deaths: Counter[str] = field(default_factory=Counter)
+    troubles: list[str] = field(default_factory=list)
 
 
 def read_status(run: Place, now: datetime | None = None) -> Status:
@@ -115,6 +122,7 @@ def status_of(manifest: Manifest, events: Iterable[Mapping[str, Any]], held: boo
         output_tokens=counts.output_tokens,
         probes=manifest.probes,
         failed_probes=heard.failed_probes,
+        twins=heard.twins,
         processes=heard.processes,
         root=manifest.root,
         seconds=_at_work(heard, now if held else heard.last),
@@ -124,7 +132,7 @@ def status_of(manifest: Manifest, events: Iterable[Mapping[str, Any]], held: boo
         samples_per_second=samples,
         seconds_left=(plan.num_samples - counts.rows) / samples if samples and not finished else None,
         replicas=_replicas(heard, now),
-        troubles=tuple(f"{name}: {what}" for name, what in heard.lost),
+        troubles=tuple(heard.troubles),
     )
 
 
@@ -134,17 +142,31 @@ def _hear(heard: _Heard, event: Mapping[str, Any]) -> None:
         case "start":
             heard.processes += 1
             heard.began, heard.end, heard.reason = at, "", None
-            heard.commits, heard.lost = [], []
+            for of_one_process in (heard.commits, heard.joined, heard.gone, heard.deaths, heard.troubles):
+                of_one_process.clear()
         case "commit":
             counts = (int(event[name]) for name in ("samples", "errors", "output_tokens"))
             heard.commits.append(_Commit(at, str(event["replica"]), float(event["seconds"]), *counts))
         case "probe":
             heard.failed_probes += not event["exact"]
+        case "twins":
+            heard.twins += bool(event["exact"])
+        case "join":
+            heard.joined.add(str(event["replica"]))
+        case "death" | "lost" | "refuse":
+            _hear_trouble(heard, kind, str(event["replica"]), str(event["reason"]))
         case "stop" | "finish":
             heard.end, heard.reason = kind, event.get("reason")
-        case _ if "replica" in event and event.get("reason"):
-            heard.lost.append((str(event["replica"]), str(event["reason"])))
     heard.last = at
+
+
+def _hear_trouble(heard: _Heard, kind: str, replica: str, reason: str) -> None:
+    what = {"death": "a process died and was started again", "lost": "lost and replaced", "refuse": "gets no work"}
+    heard.troubles.append(f"{replica}: {what[kind]}: {reason}")
+    if kind == "death":
+        heard.deaths[replica] += 1
+    elif kind == "lost":
+        heard.gone.add(replica)
 
 
 def _rates(commits: Sequence[_Commit]) -> tuple[float | None, float | None]:
@@ -159,7 +181,7 @@ def _rates(commits: Sequence[_Commit]) -> tuple[float | None, float | None]:
 
 
 def _replicas(heard: _Heard, now: datetime) -> tuple[ReplicaStatus, ...]:
-    by_name: dict[str, list[_Commit]] = {}
+    by_name: dict[str, list[_Commit]] = {name: [] for name in heard.joined}
     for commit in heard.commits:
         by_name.setdefault(commit.replica, []).append(commit)
     return tuple(
@@ -170,8 +192,9 @@ def _replicas(heard: _Heard, now: datetime) -> tuple[ReplicaStatus, ...]:
             errors=sum(commit.errors for commit in commits),
             output_tokens=sum(commit.output_tokens for commit in commits),
             tokens_per_second=_rates(commits)[0],
-            since_commit=_seconds(commits[-1].at, now) or 0.0,
-            lost=sum(name == replica for replica, _ in heard.lost),
+            since_commit=_seconds(commits[-1].at, now) if commits else None,
+            is_gone=name in heard.gone,
+            deaths=heard.deaths[name],
         )
         for name, commits in sorted(by_name.items())
     )

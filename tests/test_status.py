@@ -110,13 +110,30 @@ def test_a_run_of_which_nothing_is_known_yet(half: Manifest) -> None:
         assert (found.done, found.tokens_per_second, found.seconds_left, found.replicas) == (0, None, None, ())
 
 
-def test_probes_that_differed_and_replicas_that_died_are_told(half: Manifest) -> None:
+def test_probes_that_differed_and_twins_that_did_not(half: Manifest) -> None:
     probes = [event(1, "probe", exact=True), event(2, "probe", exact=False)]
-    deaths = [event(3, "lost", replica="a", reason="killed by SIGKILL"), commit(9, "a"), commit(9, "b")]
-    found = status(half, event(0, "start"), *probes, *deaths)
-    assert found.failed_probes == 1
-    assert found.troubles == ("a: killed by SIGKILL",)
-    assert [replica.lost for replica in found.replicas] == [1, 0]
+    twins = [event(3, "twin", shard=1, replica="b"), event(4, "twins", shard=1, replicas=["a", "b"], exact=True)]
+    found = status(half, event(0, "start"), *probes, *twins)
+    assert (found.failed_probes, found.twins, found.troubles) == (1, 1, ())
+
+
+def test_replicas_that_join_die_and_are_lost(half: Manifest) -> None:
+    joined = [event(1, "join", replica=name, host={}, engine={}) for name in ("a", "b", "c")]
+    refused = event(2, "refuse", replica="d", reason="its canary is another", host={})
+    died = event(3, "death", replica="a", reason="SIGSEGV")
+    lost = event(4, "lost", replica="b", reason="its node is gone", shards=[3])
+    found = status(half, event(0, "start"), *joined, refused, died, commit(9, "b"), lost)
+    assert [(r.name, r.shards, r.deaths, r.is_gone, r.since_commit) for r in found.replicas] == [
+        ("a", 0, 1, False, None),
+        ("b", 1, 0, True, 91),
+        ("c", 0, 0, False, None),
+    ]
+    assert found.troubles == (
+        "d: gets no work: its canary is another",
+        "a: a process died and was started again: SIGSEGV",
+        "b: lost and replaced: its node is gone",
+    )
+    assert status(half, *joined, lost, event(50, "start")).replicas == ()
 
 
 @pytest.mark.parametrize(
@@ -129,6 +146,7 @@ def test_probes_that_differed_and_replicas_that_died_are_told(half: Manifest) ->
         event(5, "commit", replica="a"),
         event(5, "commit", **(facts_of(commit(5)) | {"seconds": "x"})),
         event(5, "probe"),
+        event(5, "lost", replica="a"),
     ],
 )
 def test_odd_events_spoil_nothing(half: Manifest, odd: dict[str, Any]) -> None:

@@ -48,8 +48,8 @@ def line(status: Status) -> str:
     parts = [f"{status.state}: {number(status.done)}/{number(status.samples)} samples"]
     if status.errors:
         parts.append(count(status.errors, "error"))
-    if len(status.replicas) > 1:
-        parts.append(count(len(status.replicas), "replica"))
+    if len(working := [replica for replica in status.replicas if not replica.is_gone]) > 1:
+        parts.append(count(len(working), "replica"))
     if status.tokens_per_second is not None:
         parts.append(f"{status.tokens_per_second:,.0f} tok/s")
     if status.state == "running" and status.seconds_left is not None:
@@ -103,6 +103,7 @@ def _facts(status: Status) -> list[tuple[str, object]]:
         ("shards", f"{number(status.shards_done)} of {number(status.shards)}"),
         ("tokens", f"{number(status.prompt_tokens)} in, {number(status.output_tokens)} out"),
         ("probes", probes),
+        ("twins", f"{number(status.twins)} bit-exact" if status.twins else None),
         ("at work", at_work),
         ("rate", rates),
         ("left", None if left is None else f"about {clock(left)}"),
@@ -112,12 +113,12 @@ def _facts(status: Status) -> list[tuple[str, object]]:
 
 
 def _replicas(replicas: tuple[ReplicaStatus, ...]) -> Table:
-    """Each of them; of many the slowest and those that were not heard of for longest."""
+    """Each of them; of many the slowest and those of which nothing came for longest."""
     shown = list(replicas)
     if len(replicas) > _REPLICAS:
-        half = _REPLICAS // 2
-        silent = sorted(replicas, key=lambda replica: -replica.since_commit)[:half]
-        slow = sorted(replicas, key=lambda replica: replica.tokens_per_second or 0.0)
+        working = [replica for replica in replicas if not replica.is_gone]
+        silent = sorted(working, key=lambda replica: -(replica.since_commit or 0.0))[: _REPLICAS // 2]
+        slow = sorted(working, key=lambda replica: replica.tokens_per_second or 0.0)
         shown = sorted([*silent, *(r for r in slow if r not in silent)][:_REPLICAS], key=lambda replica: replica.name)
     table = Table.grid(padding=(0, 2))
     table.add_column(overflow="fold")
@@ -125,13 +126,12 @@ def _replicas(replicas: tuple[ReplicaStatus, ...]) -> Table:
         table.add_column(justify="right", no_wrap=True)
     table.add_row(*(Text(name, "dim") for name in ("replica", "shards", "samples", "tok/s", "last commit")))
     for replica in shown:
-        rates = "" if replica.tokens_per_second is None else f"{replica.tokens_per_second:,.0f}"
-        cells = (number(replica.shards), number(replica.samples), rates, f"{clock(replica.since_commit)} ago")
+        rate = "" if replica.tokens_per_second is None else f"{replica.tokens_per_second:,.0f}"
+        ago = "none yet" if replica.since_commit is None else f"{clock(replica.since_commit)} ago"
+        cells = (number(replica.shards), number(replica.samples), rate, "lost" if replica.is_gone else ago)
         table.add_row(plain(replica.name), *cells)
-    if len(shown) < len(replicas):
-        rest = [replica for replica in replicas if replica not in shown]
+    if rest := [replica for replica in replicas if replica not in shown]:
         shards, samples = (sum(getattr(replica, name) for replica in rest) for name in ("shards", "samples"))
-        rate = sum(replica.tokens_per_second or 0.0 for replica in rest)
-        cells = (number(shards), number(samples), f"{rate:,.0f}", "")
-        table.add_row(Text(f"and {number(len(rest))} more", "dim"), *cells)
+        rate = f"{sum(replica.tokens_per_second or 0.0 for replica in rest if not replica.is_gone):,.0f}"
+        table.add_row(Text(f"and {number(len(rest))} more", "dim"), number(shards), number(samples), rate, "")
     return table

@@ -82,6 +82,19 @@ def test_few_replicas_are_all_there(running: Status) -> None:
     assert "more" not in text
 
 
+def test_a_replica_that_is_new_and_one_that_is_lost(running: Status) -> None:
+    new, lost = replicas(2)
+    new, lost = (
+        replace(new, shards=0, samples=0, since_commit=None, tokens_per_second=None),
+        replace(lost, is_gone=True),
+    )
+    text = shown(replace(running, replicas=(new, lost), twins=3))
+    lines = [line.split() for line in text.splitlines() if line.startswith("node")]
+    assert lines == [["node-0000", "0", "0", "none", "yet"], ["node-0001", "2", "20", "101", "lost"]]
+    assert "3 bit-exact" in text
+    assert "replica" not in line(replace(running, replicas=(new, lost)))
+
+
 def test_of_many_the_slow_and_the_silent_are_there(running: Status) -> None:
     text = shown(replace(running, replicas=replicas(1000)))
     names = [f"node-{i:04}" for i in range(1000)]
