@@ -6,6 +6,7 @@ import torch
 
 from batchgen.layers.step import StepTensors
 from batchgen.models.config import ModelConfig
+from batchgen.models.weights import Checkpoint
 
 Cache: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, laid out as the decoder likes
 
@@ -25,6 +26,9 @@ class AnyDecoder(Protocol):
 
     def end_of_step(self) -> None:
         """Between two steps, on all ranks: experts may move."""
+
+    def replace_weights(self, model: Checkpoint) -> str:
+        """Go on with the weights of `model`, which has this config, in place; the new weights digest."""
 
     def new_cache(self, num_blocks: int) -> list[Cache]:
         """A cache of so many blocks for each layer. Raises EngineError when there is no memory for it."""

@@ -11,6 +11,7 @@ from batchgen.kernels import PackedExperts, PackedWeight
 from batchgen.kernels.constants import BLOCK_SIZE, LANES, MAX_HEAD_DIM, MAX_TOP_K, PANEL, TILE_K
 from batchgen.kernels.device import CPU
 from batchgen.kernels.memory import room_for, zeros
+from batchgen.kernels.packing import pack
 from batchgen.layers.attention import Attention
 from batchgen.layers.mlp import GatedMlp
 from batchgen.layers.moe import Moe
@@ -18,6 +19,8 @@ from batchgen.layers.rotary import rotary_table
 from batchgen.layers.step import StepTensors
 from batchgen.models.any_decoder import Cache
 from batchgen.models.config import ModelConfig, MoeConfig
+from batchgen.models.state_dict import write_over
+from batchgen.models.weights import Checkpoint
 from batchgen.parallel.exchange import Exchange
 from batchgen.parallel.experts import ExpertParallel
 
@@ -56,6 +59,7 @@ class Decoder:
         self.rotary = cos.to(device), sin.to(device)
         with room_for("the weights"):
             weights = {name: tensor.to(device) for name, tensor in weights.items()}
+        self._weights = weights
         head = "embed" if config.tie_word_embeddings else "lm_head"
         self.embed = PackedWeight(weights["embed"], config.vocab_size)
         self.lm_head = PackedWeight(weights[head], config.vocab_size, native)
@@ -95,6 +99,10 @@ class Decoder:
         if self.parallel is not None:
             experts = {i: layer.mlp for i, layer in enumerate(self.layers) if isinstance(layer.mlp, Moe)}
             self.parallel.end_of_step({i: (moe.gate_up.data, moe.down.data) for i, moe in experts.items()})
+
+    def replace_weights(self, model: Checkpoint) -> str:
+        """Go on with the weights of `model`, which has this config; the new weights digest. Of one rank alone."""
+        return write_over(self._weights, model, lambda weight: pack(weight).data)
 
     def _exchange(self, layer: int) -> Exchange:
         assert self.parallel is not None, "a model with experts has it"

@@ -7,10 +7,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from batchgen.errors import ModelError
-from batchgen.models.config import ModelConfig
 from batchgen.models.config_json import read_config_json
 from batchgen.models.files import INDEX, SINGLE, read_index, weight_files
-from batchgen.models.weights import EMBEDDING, LM_HEAD, Checkpoint, Shape, check_inventory
+from batchgen.models.weights import Checkpoint, Shape, check_inventory, without_copies
 
 _DTYPES = ("BF16", "F16", "F32")
 
@@ -36,20 +35,12 @@ def open_folder(path: Path) -> Checkpoint:
     def where(name: str) -> str:
         return str(home[name].path) if name in home else str(path / index.get(name, INDEX if index else SINGLE))
 
-    _drop_duplicates(home, config)
-    check_inventory({name: file.shapes[name] for name, file in home.items()}, config, where)
-    return Checkpoint(config, str(path), lambda name: home[name].read(name))
+    def read(name: str) -> torch.Tensor:
+        return home[name].read(name)
 
-
-def _drop_duplicates(home: dict[str, "_File"], config: ModelConfig) -> None:
-    """Forgets tensors that say nothing new: rotary tables of old checkpoints, a head equal to the tied embedding."""
-    for name in [name for name in home if name.endswith(".rotary_emb.inv_freq")]:
-        del home[name]
-    if config.tie_word_embeddings and LM_HEAD in home and EMBEDDING in home:
-        head = home.pop(LM_HEAD)
-        if not torch.equal(head.read(LM_HEAD), home[EMBEDDING].read(EMBEDDING)):
-            message = f"{LM_HEAD} differs from {EMBEDDING}, and the config ties them"
-            raise ModelError(message, where=str(head.path), hint='set "tie_word_embeddings": false in config.json')
+    names = without_copies(home, config, read, where)
+    check_inventory({name: home[name].shapes[name] for name in names}, config, where)
+    return Checkpoint(config, str(path), read)
 
 
 def _open(path: Path) -> Any:

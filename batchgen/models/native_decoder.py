@@ -15,6 +15,8 @@ from batchgen.layers.rotary import rotary_table
 from batchgen.layers.step import StepTensors
 from batchgen.models.any_decoder import Cache
 from batchgen.models.config import ModelConfig, MoeConfig
+from batchgen.models.state_dict import write_over
+from batchgen.models.weights import Checkpoint
 from batchgen.parallel.exchange import Exchange
 from batchgen.parallel.experts import ExpertParallel
 
@@ -94,6 +96,7 @@ class NativeDecoder:
         """
         _check_sizes(config)
         self.config, self.device = config, device
+        self._weights = weights
         cos, sin = rotary_table(config.inverse_frequencies(), max_model_len)
         self.rotary = cos.to(device), sin.to(device)
         self.embed = weights["embed"]
@@ -141,6 +144,10 @@ class NativeDecoder:
         """Between two steps, on all ranks together: experts may move, from slot to slot of the weights."""
         if self.parallel is not None:
             self.parallel.end_of_step({i: (moe.gate_up, moe.down) for i, moe in self._moes().items()})
+
+    def replace_weights(self, model: Checkpoint) -> str:
+        """Go on with the weights of `model`, which has this config; the new weights digest. Of one rank alone."""
+        return write_over(self._weights, model, lambda weight: weight)
 
     def _moes(self) -> dict[int, NativeMoe]:
         return {i: layer.mlp for i, layer in enumerate(self.layers) if isinstance(layer.mlp, NativeMoe)}

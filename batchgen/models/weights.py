@@ -97,6 +97,22 @@ def _gated(at: str, inner: int, hidden: int) -> dict[str, Shape]:
     return {**rows, at + "down_proj.weight": (hidden, inner)}
 
 
+def without_copies(
+    names: Iterable[str], config: ModelConfig, read: Callable[[str], torch.Tensor], where: Callable[[str], str]
+) -> list[str]:
+    """`names` without those that say nothing new: rotary tables of old checkpoints, a head equal to the tied embedding.
+
+    Raises ModelError for a head that differs from the embedding to which the config ties it.
+    """
+    kept = [name for name in names if not name.endswith(".rotary_emb.inv_freq")]
+    if config.tie_word_embeddings and LM_HEAD in kept and EMBEDDING in kept:
+        if not torch.equal(read(LM_HEAD), read(EMBEDDING)):
+            message = f"{LM_HEAD} differs from {EMBEDDING}, and the config ties them"
+            raise ModelError(message, where=where(LM_HEAD), hint='set "tie_word_embeddings": false in config.json')
+        kept.remove(LM_HEAD)
+    return kept
+
+
 def check_inventory(found: Mapping[str, Shape], config: ModelConfig, where: Callable[[str], str]) -> None:
     """Raises ModelError unless `found` holds the tensors of the model, and nothing else.
 
