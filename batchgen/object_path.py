@@ -159,7 +159,8 @@ class ObjectPath:
 
     def rename(self, target: "ObjectPath") -> None:
         """A copy, and then the removal of what was copied: no reader of `target` sees less than all of it."""
-        self._ask(lambda fs, path: fs.mv(path, target._path))
+        self._ask(lambda fs, path: fs.cp_file(path, target._path))
+        self.unlink()
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
@@ -261,7 +262,7 @@ def talking(url: str) -> Iterator[None]:
     """What a store's client raises inside becomes FileNotFoundError, FileExistsError or StoreError, naming `url`."""
     try:
         yield
-    except StoreError:
+    except (StoreError, TypeError, AttributeError, AssertionError):  # told already, or a fault of our own
         raise
     except Exception as error:
         raise _told(error, url) from error
@@ -270,6 +271,8 @@ def talking(url: str) -> Iterator[None]:
 def _told(error: Exception, url: str) -> OSError:
     code = _code(error)
     bucket = "/".join(url.split("/")[:3])
+    if type(error).__name__ == "FileExpired":
+        return StoreError("has changed while it was read", where=url)
     if code in _UNMET or isinstance(error, FileExistsError):
         return FileExistsError(errno.EEXIST, "another has written it", url)
     if code == "NoSuchBucket":
@@ -285,8 +288,6 @@ def _told(error: Exception, url: str) -> OSError:
     if isinstance(error, ImportError):
         hint = "pip install 'batchgen[s3]'" if url.startswith("s3") else ""
         return StoreError(f"needs a package that is not installed: {error}", where=url, hint=hint)
-    if type(error).__name__ == "FileExpired":
-        return StoreError("has changed while it was read", where=url)
     reason = str(error.strerror or error) if isinstance(error, OSError) else str(error)
     return StoreError(f"the store failed: {reason or type(error).__name__}", where=url)
 

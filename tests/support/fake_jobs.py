@@ -15,6 +15,7 @@ from batchgen.executor.local import JobReport, run_local
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.inputs import scan_inputs
 from batchgen.io.reader import InputRow
+from batchgen.places import Place
 
 JOB_YAML = b"# a job\n"
 
@@ -40,7 +41,7 @@ def build_prompt(row: InputRow) -> list[int]:
     return list(row.prompt.encode())
 
 
-def make_job(folder: Path, build: Callable[[InputRow], Sequence[int]] = build_prompt, **sections: Any) -> Job:
+def make_job(folder: Place, build: Callable[[InputRow], Sequence[int]] = build_prompt, **sections: Any) -> Job:
     """A job over folder/in.parquet: n = 2, at most 8 tokens."""
     entry = {"path": "in.parquet", "columns": {"prompt": "prompt"}, "passthrough": ["label", "meta"]}
     sampling: Mapping[str, Any] = {"n": 2, "max_tokens": 8} | sections.pop("sampling", {})
@@ -48,7 +49,7 @@ def make_job(folder: Path, build: Callable[[InputRow], Sequence[int]] = build_pr
     return Job(spec, JOB_YAML, scan_inputs(spec, folder), spec.sampling, build)
 
 
-def run(job: Job, out: Path, engine: FakeEngine | None = None, rows_per_shard: int | None = 8) -> JobReport:
+def run(job: Job, out: Place, engine: FakeEngine | None = None, rows_per_shard: int | None = 8) -> JobReport:
     engine = engine or FakeEngine()
     return run_local(job, engine, RunConfig(out, max_num_seqs=engine.max_num_seqs, rows_per_shard=rows_per_shard))
 
