@@ -10,6 +10,25 @@ FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What the whole text of an answer must be; exactly one of these is given. docs/structured.md says more."""
+
+    json_schema: str | None = None  # the text of a JSON Schema; the order of its properties is that of the answer
+    regex: str | None = None  # which matches the text from its first to its last character
+    grammar: str | None = None  # in llguidance's dialect of Lark, with a rule "start"
+    choice: tuple[str, ...] | None = None  # one of these texts
+
+    @property
+    def kind(self) -> str:
+        """The name of the one that is given; "" when none or several are."""
+        given = [name for name in _KINDS if getattr(self, name) is not None]
+        return given[0] if len(given) == 1 else ""
+
+
+_KINDS = ("json_schema", "regex", "grammar", "choice")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn. Names and meanings are vLLM's; the order of operations is in docs/determinism.md.
 
@@ -34,6 +53,11 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> added to the logit, [-100, 100]
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None  # None: no logprobs; k: the sampled token's and the k best (0..20)
+    structured_outputs: StructuredOutputs | None = None  # None: any text
+
+
+# Fields that came after the first runs were made: while they are None, no hash knows of them.
+LATER_FIELDS = frozenset({"structured_outputs"})
 
 
 class Problem(NamedTuple):
@@ -89,7 +113,24 @@ def check_params(params: SamplingParams) -> list[Problem]:
         _in_range(i, int, 0, _INT_MAX) and _in_range(bias, float, -100.0, 100.0) for i, bias in biases.items()
     ):
         problems.append(Problem("logit_bias", f"must map token ids to numbers from -100 to 100, got {biases!r}"))
+    problems += _check_structure(params.structured_outputs)
     return problems or _check_pairs(params)
+
+
+def _check_structure(outputs: object) -> list[Problem]:
+    if outputs is None:
+        return []
+    if not isinstance(outputs, StructuredOutputs) or not outputs.kind:
+        kinds = ", ".join(_KINDS[:-1])
+        return [Problem("structured_outputs", f"must hold exactly one of {kinds} and {_KINDS[-1]}, got {outputs!r}")]
+    value, key = getattr(outputs, outputs.kind), f"structured_outputs.{outputs.kind}"
+    texts = value if outputs.kind == "choice" else (value,)
+    if not isinstance(texts, tuple) or not texts or not all(isinstance(text, str) and text for text in texts):
+        noun = "a tuple of non-empty texts" if outputs.kind == "choice" else "a non-empty text"
+        return [Problem(key, f"must be {noun}, got {value!r}")]
+    if len(set(texts)) < len(texts):
+        return [Problem(key, "must not hold a text twice")]
+    return []
 
 
 def _in_range(value: object, kind: type, low: float, high: float) -> bool:
@@ -108,6 +149,12 @@ def _check_pairs(params: SamplingParams) -> list[Problem]:
         problems.append(
             Problem("min_tokens", f"must not exceed max_tokens {params.max_tokens}, got {params.min_tokens}")
         )
+    if params.structured_outputs is not None:
+        problems += [
+            Problem(name, "does not go with structured_outputs, which alone say where a text ends")
+            for name in ("min_tokens", "stop", "stop_token_ids", "ignore_eos")
+            if getattr(params, name)
+        ]
     return problems
 
 
@@ -122,6 +169,7 @@ class Request:
     params: SamplingParams
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     fresh: bool = False  # nothing that was computed for another sequence is used; no bit depends on it
+    continuation: tuple[int, ...] | None = None  # the output, given: nothing is drawn, its tokens get their logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +178,7 @@ class Completion:
 
     `token_ids`, `logprobs` (float32) and each list of `top_logprobs_*` have the same length.
     With finish_reason "error", `error_code` and `error_message` are set, and tokens, text and logprobs are empty.
+    Of a `continuation` the tokens are its own, the reason is "length" and the text empty.
     `stop_reason` is the stop string or stop token id that ended it, None for EOS and "length".
     """
 

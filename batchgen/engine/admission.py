@@ -25,7 +25,10 @@ def check_request(request: Request, vocab_size: int) -> None:
     words = request.bad_words_token_ids
     if not all(words):
         raise EngineError("holds an empty word", where=f"{where}: bad_words_token_ids")
+    if request.continuation is not None and not request.continuation:
+        raise EngineError("holds no token", where=f"{where}: continuation")
     for field, ids in (
+        ("continuation", request.continuation or ()),
         ("stop_token_ids", request.params.stop_token_ids),
         ("logit_bias", request.params.logit_bias),
         ("bad_words_token_ids", [i for word in words for i in word]),
@@ -36,12 +39,16 @@ def check_request(request: Request, vocab_size: int) -> None:
 
 def check_prompt(request: Request, model: ModelLimits) -> None:
     """Raise RowError for what makes one row unanswerable."""
-    prompt, max_tokens = request.prompt_token_ids, request.params.max_tokens
+    prompt, given, max_tokens = request.prompt_token_ids, request.continuation, request.params.max_tokens
     if not prompt:
         raise RowError("prompt_empty", "the prompt has no token")
     if min(prompt) < 0 or max(prompt) >= model.vocab_size:
         foreign = sorted({i for i in prompt if not 0 <= i < model.vocab_size})
         raise RowError("prompt_type", f"prompt ids {foreign} lie outside the vocabulary of {model.vocab_size}")
-    if len(prompt) + max_tokens > model.max_model_len:
+    if given is not None:
+        if len(prompt) + len(given) > model.max_model_len:
+            total = f"{len(prompt)} prompt tokens + {len(given)} of the continuation"
+            raise RowError("prompt_overlong", f"{total} exceed max_model_len {model.max_model_len}")
+    elif len(prompt) + max_tokens > model.max_model_len:
         total = f"{len(prompt)} prompt tokens + max_tokens {max_tokens}"
         raise RowError("prompt_overlong", f"{total} exceed max_model_len {model.max_model_len}")

@@ -1,6 +1,7 @@
 """The runner of a GPU: CUDA graphs for single tokens, and the next step queued before the host knows the last one."""
 
 import collections.abc
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from batchgen import kernels
 from batchgen.engine.batch import Agreed, Chunk, Plan, Sampled
 from batchgen.engine.decode_graphs import DecodeGraphs, GraphSize, Row
+from batchgen.engine.given_rows import rows_of
 from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.sampling import sample_rows, sampled
 from batchgen.engine.step_ahead import StepAhead, Taken
@@ -55,7 +57,7 @@ class AheadRunner(ModelRunner):
         """See ModelRunner: the numbers of Wants."""
         ahead = self._ahead.take(chunks)
         rest = [chunk for index, chunk in enumerate(chunks) if index not in ahead.rows]
-        drawn = [chunk for chunk in chunks if chunk.samples]
+        drawn = [chunk for chunk in chunks if chunk.draws]
         going = self._ahead.going(drawn)
         self._plan = _Plan(ahead, rest, going)
         return list(
@@ -77,14 +79,17 @@ class AheadRunner(ModelRunner):
         if agreed is None:
             agreed = np.array([self.wants(chunks)])
         most = Wants(*agreed.max(axis=0).tolist())
-        logits = self._logits(chunks, most)
-        drawn = [chunk for chunk in chunks if chunk.samples]
+        step = rows_of(chunks)
+        every = self._logits(chunks, most)
+        logits = step.drawn(every)
+        scored = step.scored(every, processed=self._processed_logprobs)  # the next forward may write over them
+        drawn = [chunk for chunk in chunks if chunk.draws]
         sequences = [chunk.sequence for chunk in drawn]
         going, size = self._plan.going, GraphSize(most.going, most.going_context)
         if not drawn:
             if most.going:
                 self._ahead.serve(size)
-            return []
+            return scored
         rows = upload(sample_rows(sequences), logits.shape[1], logits.device)
         draws = draw(logits, rows, processed_logprobs=self._processed_logprobs)
         wait = draws.fetch()
@@ -92,10 +97,10 @@ class AheadRunner(ModelRunner):
             self._ahead.start(drawn, going, draws.token, size)
         if plan and (planned := plan(chunks)):
             self._ahead.add(planned, self._forward(planned).clone())  # the next forward may write over them
-        return sampled(wait(), sequences)
+        return step.merged(sampled(wait(), sequences), scored)
 
     def _logits(self, chunks: collections.abc.Sequence[Chunk], most: Wants) -> torch.Tensor:
-        """Float32 [R, V] of the chunks that draw, in their order."""
+        """Float32 [R, V] of the chunks' rows, in their order."""
         (ahead, known), rest, _ = self._plan
         self.taken += len(ahead)
         if most.rest and not most.ahead and not most.is_mixed:
@@ -106,15 +111,15 @@ class AheadRunner(ModelRunner):
             return found
         both = torch.cat([known, found]) if len(found) else known
         new = iter(range(len(known), len(both)))
-        rows = [ahead[i] if i in ahead else next(new) for i, chunk in enumerate(chunks) if chunk.samples]
-        return _picked(both, rows)
+        rows = [ahead[i] if i in ahead else itertools.islice(new, chunk.num_rows) for i, chunk in enumerate(chunks)]
+        return _picked(both, list(itertools.chain.from_iterable(rows)))
 
 
 def _row(chunk: Chunk) -> Row:
     return Row(chunk.sequence.block_table, chunk.start, chunk.sequence.token_ids[chunk.start])
 
 
-def _picked(logits: torch.Tensor, rows: list[int | None]) -> torch.Tensor:
+def _picked(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """The rows; without a copy where they are the first ones."""
     if rows == list(range(len(rows))):
         return logits[: len(rows)]

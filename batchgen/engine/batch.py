@@ -15,21 +15,33 @@ class Chunk:
     """Positions ``start <= p < stop`` of one sequence, to be computed in this step.
 
     Earlier positions are in the cache, and `sequence.block_table` has room for these. With `samples`, the chunk ends
-    with the sequence's last token and the next token is drawn, at position `stop`.
+    with the sequence's last token and the next token is drawn, at position `stop`, or scored if it is given.
     """
 
     sequence: Sequence
     start: int
     length: int
     samples: bool
+    num_scored: int = 0  # positions right before the last one (the last ones, without `samples`) that score their next
 
     @property
     def stop(self) -> int:
         return self.start + self.length
 
+    @property
+    def num_rows(self) -> int:
+        """Its last positions, so many, are those whose logits are wanted."""
+        return self.num_scored + self.samples
+
+    @property
+    def draws(self) -> bool:
+        return self.samples and self.sequence.request.continuation is None
+
 
 class Sampled(NamedTuple):
-    """One drawn token. `logprob` and `top_values` hold float32 values; without `params.logprobs` they may be 0 and ().
+    """One drawn token, or one that was given and is scored.
+
+    `logprob` and `top_values` hold float32 values; of a draw without `params.logprobs` they may be 0 and ().
 
     `finite` is False when the row's logits held a NaN or an infinity, or left no token to draw; the rest is then void.
     """
@@ -50,7 +62,7 @@ class Runner(Protocol):
     """Runs the model; owns the KV cache, in blocks that the engine numbers."""
 
     def step(self, chunks: collections.abc.Sequence[Chunk]) -> list[Sampled]:
-        """Compute every chunk and draw for those with `samples`, in their order."""
+        """Compute every chunk, and score or draw for each of their rows, in their order."""
 
 
 class PlannedRunner(Protocol):

@@ -34,14 +34,14 @@ class BlockManager:
         """How many blocks hold `num_positions` positions."""
         return -(-num_positions // self.block_size)
 
-    def admit(self, table: list[int], token_ids: Sequence[int], spare: int, *, fresh: bool = False) -> int | None:
+    def admit(self, table: list[int], token_ids: Sequence[int], spare: int, reusable: int | None = None) -> int | None:
         """Fill an empty `table` with blocks for all of `token_ids`, known ones first; how many positions those hold.
 
-        The last token is never among them: it must be computed for its logits. With `fresh` none is. None, with nothing
-        changed, unless `spare` free blocks are left.
+        Of those only the first `reusable` positions count, None: all but the last. Later ones must be computed, for
+        their logits. Gives None, with nothing changed, unless `spare` free blocks are left.
         """
-        most = 0 if fresh else (len(token_ids) - 1) // self.block_size
-        known = self._prefixes.find(token_ids, most)
+        reusable = len(token_ids) - 1 if reusable is None else reusable
+        known = self._prefixes.find(token_ids, reusable // self.block_size)
         unowned = sum(not self._owners[block] for block in known)
         if self.blocks_for(len(token_ids)) - len(known) + unowned + spare > self.num_free:
             return None

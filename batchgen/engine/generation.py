@@ -1,6 +1,7 @@
 """One use of an engine, from its first request to its last completion, step by step."""
 
 import collections.abc
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -109,18 +110,31 @@ class Generation:
         finished = []
         for chunk in chunks:
             chunk.sequence.num_computed = chunk.stop
-        drawn_by = [chunk.sequence for chunk in chunks if chunk.samples]
-        for sequence, draw in zip(drawn_by, sampled, strict=True):
-            if completion := self._accept(sequence, draw):
-                self._scheduler.finish(sequence)
+        ends = list(itertools.accumulate(chunk.num_rows for chunk in chunks))
+        if len(sampled) != ends[-1]:
+            raise ValueError(f"the runner answered {len(sampled)} rows of {ends[-1]}")
+        for chunk, end in zip(chunks, ends, strict=True):
+            if completion := self._take(chunk, sampled[end - chunk.num_rows : end]):
+                self._scheduler.finish(chunk.sequence)
                 finished.append(completion)
         return finished
+
+    def _take(self, chunk: Chunk, rows: list[Sampled]) -> Completion | None:
+        """What was scored and drawn in one chunk; the completion if that ends its sequence."""
+        sequence = chunk.sequence
+        for row in rows[: chunk.num_scored]:
+            if not row.finite:
+                return _not_finite(sequence, len(sequence.logprobs))
+            sequence.score(row.logprob, row.top_ids, row.top_values)
+        return self._accept(sequence, rows[-1]) if chunk.samples else None
 
     def _accept(self, sequence: Sequence, draw: Sampled) -> Completion | None:
         """Add one drawn token to its sequence; the completion if that ends it."""
         if not draw.finite:
-            where = f"output position {sequence.num_output}"
-            return _failed(sequence.request, RowError("non_finite_logits", f"logits are not finite at {where}"))
+            return _not_finite(sequence, len(sequence.logprobs))
+        if sequence.request.continuation is not None:
+            sequence.score(draw.logprob, draw.top_ids, draw.top_values)
+            return _scored(sequence)
         self._stats.output_tokens += 1
         sequence.append(draw.token_id, draw.logprob, draw.top_ids, draw.top_values)
         ending = sequence.stop.push(draw.token_id)
@@ -159,6 +173,26 @@ def _completed(sequence: Sequence, ending: Ending) -> Completion:
         top_logprobs_ids=tuple(sequence.top_ids[:kept]) if wanted else None,
         top_logprobs_values=tuple(sequence.top_values[:kept]) if wanted else None,
     )
+
+
+def _scored(sequence: Sequence) -> Completion:
+    request = sequence.request
+    assert request.continuation is not None
+    return Completion(
+        row_key=request.row_key,
+        sample_index=request.sample_index,
+        token_ids=request.continuation,
+        text="",
+        finish_reason="length",
+        logprobs=tuple(sequence.logprobs),
+        top_logprobs_ids=tuple(sequence.top_ids),
+        top_logprobs_values=tuple(sequence.top_values),
+    )
+
+
+def _not_finite(sequence: Sequence, position: int) -> Completion:
+    message = f"logits are not finite at output position {position}"
+    return _failed(sequence.request, RowError("non_finite_logits", message))
 
 
 def _failed(request: Request, error: RowError) -> Completion:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from batchgen.engine.batch import Agreed, Chunk, Plan, Sampled
+from batchgen.engine.given_rows import rows_of
 from batchgen.engine.sampling import draw
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.golden import require_rounding
@@ -22,6 +23,11 @@ class ModelRunner:
         self._cache = cache
         self._processed_logprobs = processed_logprobs
 
+    @property
+    def model(self) -> AnyDecoder:
+        """What it runs."""
+        return self._model
+
     def wants(self, chunks: collections.abc.Sequence[Chunk]) -> list[int]:
         """What a step of `chunks` is to other ranks; the first number is its tokens. `step` with them comes next."""
         return [sum(chunk.length for chunk in chunks)]
@@ -30,7 +36,7 @@ class ModelRunner:
     def step(
         self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None = None, plan: Plan | None = None
     ) -> list[Sampled]:
-        """Compute every chunk and draw for those with `samples`, in their order.
+        """Compute every chunk, and score or draw for each of their rows, in their order.
 
         `agreed`: what every rank `wants` of this step, in which each of them runs as many forwards, one of them
         perhaps without a chunk of its own; None for a rank alone. `plan`: asked, while the device runs, for what comes
@@ -45,12 +51,14 @@ class ModelRunner:
             return sampled
 
     def _step(self, chunks: collections.abc.Sequence[Chunk], agreed: Agreed | None, plan: Plan | None) -> list[Sampled]:
-        sequences = [chunk.sequence for chunk in chunks if chunk.samples]
+        rows = rows_of(chunks)
         logits = self._forward(chunks)
-        return draw(logits, sequences, processed=self._processed_logprobs) if sequences else []
+        sequences = [chunk.sequence for chunk in chunks if chunk.draws]
+        drawn = draw(rows.drawn(logits), sequences, processed=self._processed_logprobs) if sequences else []
+        return rows.merged(drawn, rows.scored(logits, processed=self._processed_logprobs))
 
     def _forward(self, chunks: collections.abc.Sequence[Chunk]) -> torch.Tensor:
-        """Logits float32 [R, V] of the chunks that draw; none for a rank that only serves the others."""
+        """Logits float32 [R, V] of the chunks' rows; none for a rank that only serves the others."""
         if not chunks:
             self._model.idle()
             return torch.empty(0, self._model.config.vocab_size, device=self._model.device)
@@ -69,11 +77,12 @@ def step_tensors(chunks: collections.abc.Sequence[Chunk]) -> StepTensors:
         table[: len(blocks)] = blocks
         slots.append(table[at // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE)
     ends = np.cumsum([chunk.length for chunk in chunks])
+    rows = np.array([chunk.num_rows for chunk in chunks])
     return StepTensors(
         token_ids=torch.from_numpy(np.concatenate(token_ids)),
         positions=torch.from_numpy(np.concatenate(positions).astype(np.int32)),
         slots=torch.from_numpy(np.concatenate(slots)),
         query_start=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
         block_tables=torch.from_numpy(tables),
-        sample_rows=torch.from_numpy(ends[[chunk.samples for chunk in chunks]] - 1),
+        sample_rows=torch.from_numpy(np.arange(rows.sum()) + np.repeat(ends - np.cumsum(rows), rows)),
     )

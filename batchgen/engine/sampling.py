@@ -55,6 +55,32 @@ def sample_rows(sequences: collections.abc.Sequence[Sequence]) -> SampleRows:
     )
 
 
+def greedy_rows(top_logprobs: collections.abc.Sequence[int]) -> SampleRows:
+    """Rows that take the likeliest token of the raw logits; for each how many alternatives it lists."""
+    R = len(top_logprobs)
+
+    def all_of(value: float) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+        return np.full(R, value, np.float32)
+
+    nothing = [dict[int, float]()] * R
+    return SampleRows(
+        seed=np.zeros(R, np.uint64),
+        position=np.zeros(R, np.int64),
+        temperature=all_of(0),
+        top_p=np.ones(R, np.float64),
+        min_p=all_of(0),
+        top_k=np.zeros(R, np.int32),
+        presence_penalty=all_of(0),
+        frequency_penalty=all_of(0),
+        repetition_penalty=all_of(1),
+        bias=IdLists.with_values(nothing, np.float32),
+        banned=IdLists.of(nothing),
+        output=IdLists.with_values(nothing, np.int32),
+        seen=IdLists.of(nothing),
+        top_logprobs=np.array(top_logprobs, np.int32),
+    )
+
+
 def _sampled(draws: Draws, row: int, sequence: Sequence) -> Sampled:
     wanted = sequence.request.params.logprobs
     if wanted is None:

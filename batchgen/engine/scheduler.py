@@ -35,6 +35,9 @@ class Scheduler:
     A block may be shared from the moment at which the chunk that completes it is scheduled, in the same step too:
     samples of one prompt that arrive together compute it once. If a step fails, the caller must let the blocks forget.
 
+    A step gives the logits of at most `max_num_seqs` positions. Who has given tokens to score may want more than one:
+    it then gets the tokens that this leaves room for.
+
     An arrival that is None ends the admissions of a step, so that its caller can answer a request that is no sequence.
     """
 
@@ -50,15 +53,15 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """The chunks of the next step, one a sequence; empty when every request is finished."""
         chunks: list[Chunk] = []
-        budget = self._limits.max_num_batched_tokens
-        while budget > 0 and (len(chunks) < len(self.running) or self._admit()):
+        budget, rows = self._limits.max_num_batched_tokens, self._limits.max_num_seqs
+        while budget > 0 and rows > 0 and (len(chunks) < len(self.running) or self._admit()):
             sequence = self.running[len(chunks)]
-            length = sequence.num_planned or min(sequence.num_uncomputed, budget)
+            length = sequence.num_planned or _length(sequence, sequence.num_computed, budget, rows)
             if not self._make_room(sequence, sequence.num_computed + length):
                 break
             sequence.num_planned = 0
             chunks.append(self._cut(sequence, sequence.num_computed, length))
-            budget -= length
+            budget, rows = budget - length, rows - chunks[-1].num_rows
             if not chunks[-1].samples:  # a plan may have cut it for more tokens than there are now
                 break
         if self._limits.looks_ahead:
@@ -76,21 +79,26 @@ class Scheduler:
         if len(chunks) < len(self.running):  # who is waiting for tokens comes first
             return []
         planned: list[Chunk] = []
-        budget = self._limits.max_num_batched_tokens - sum(chunk.samples for chunk in chunks)
+        drawn = sum(chunk.samples for chunk in chunks)
+        budget, rows = self._limits.max_num_batched_tokens - drawn, self._limits.max_num_seqs - drawn
         start = None if chunks[-1].samples else chunks[-1].stop
-        while budget > 0 and (start is not None or self._admit()):
+        while budget > 0 and rows > 0 and (start is not None or self._admit()):
             sequence = self.running[-1]
             start = sequence.num_computed if start is None else start
-            length = min(sequence.num_tokens - start, budget)
+            length = _length(sequence, start, budget, rows)
             if not self._blocks.grow(sequence.block_table, start + length):
                 break
             planned.append(self._cut(sequence, start, length))
             sequence.num_planned = length
-            budget, start = budget - length, None
+            budget, rows, start = budget - length, rows - planned[-1].num_rows, None
+            if not planned[-1].samples:
+                break
         return planned
 
     def _cut(self, sequence: Sequence, start: int, length: int) -> Chunk:
-        chunk = Chunk(sequence, start, length, samples=start + length == sequence.num_tokens)
+        stop = start + length
+        scored = sequence.num_scored_in(start, stop)
+        chunk = Chunk(sequence, start, length, samples=stop == sequence.num_tokens, num_scored=scored)
         self._blocks.register(sequence.block_table, sequence.token_ids, chunk.start, chunk.stop)
         return chunk
 
@@ -117,9 +125,8 @@ class Scheduler:
         if not self.waiting:
             return False
         sequence = self.waiting[0]
-        cached = self._blocks.admit(
-            sequence.block_table, sequence.token_ids, len(self.running), fresh=sequence.request.fresh
-        )
+        reusable = 0 if sequence.request.fresh else sequence.first_row
+        cached = self._blocks.admit(sequence.block_table, sequence.token_ids, len(self.running), reusable)
         if cached is None:
             return False
         sequence.num_computed = cached
@@ -142,3 +149,9 @@ class Scheduler:
         sequence.num_computed = sequence.num_planned = 0
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
+
+
+def _length(sequence: Sequence, start: int, budget: int, rows: int) -> int:
+    """How many tokens from `start` on a chunk has, of at most so many tokens and rows of logits; at least 1."""
+    last_row = max(start, sequence.first_row) + rows
+    return min(sequence.num_tokens - start, budget, last_row - start)

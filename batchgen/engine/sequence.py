@@ -9,15 +9,18 @@ class Sequence:
 
     `token_ids` is the prompt, then the output; position p of the cache belongs to ``token_ids[p]``. The last output
     token is not computed until another one is wanted. Preemption sets `num_computed` to 0 and nothing else: the
-    output is never drawn again.
+    output is never drawn again, and no token scored again.
+
+    A given continuation counts as prompt here, but for its last token, which is all that is left to "draw".
     """
 
     def __init__(self, request: Request, arrival: int, stop: StopChecker) -> None:
         self.request = request
         self.arrival = arrival  # 0, 1, 2, … in the order in which requests were read
         self.stop = stop
-        self.token_ids = list(request.prompt_token_ids)
+        self.token_ids = [*request.prompt_token_ids, *(request.continuation or ())[:-1]]
         self.num_prompt = len(self.token_ids)
+        self.num_unscored = len(self.token_ids) - len(request.prompt_token_ids)  # of the given tokens before the last
         self.num_computed = 0
         self.num_planned = 0  # tokens after those that the step that comes has already been given
         self.block_table: list[int] = []
@@ -39,6 +42,15 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens still to run before the next one can be drawn: 1 in decoding, more in a prefill; never 0."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def first_row(self) -> int:
+        """The first position whose logits are still wanted: those of all later ones are, too."""
+        return self.num_prompt - 1 - self.num_unscored if self.num_unscored else len(self.token_ids) - 1
+
+    def num_scored_in(self, start: int, stop: int) -> int:
+        """Of the positions ``start <= p < stop``, those that score the given token that follows them."""
+        return max(0, min(stop, self.num_prompt - 1) - max(start, self.num_prompt - 1 - self.num_unscored))
 
     @property
     def seen_token_ids(self) -> set[int]:
@@ -68,6 +80,14 @@ class Sequence:
         if self._seen is not None:
             self._seen.add(token_id)
         self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
+        self._record(logprob, top_ids, top_values)
+
+    def score(self, logprob: float, top_ids: tuple[int, ...], top_values: tuple[float, ...]) -> None:
+        """What was found of the next given token."""
+        self.num_unscored -= 1
+        self._record(logprob, top_ids, top_values)
+
+    def _record(self, logprob: float, top_ids: tuple[int, ...], top_values: tuple[float, ...]) -> None:
         self.logprobs.append(logprob)
         self.top_ids.append(top_ids)
         self.top_values.append(top_values)

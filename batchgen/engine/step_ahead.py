@@ -8,7 +8,6 @@ for lie where nobody looks.
 """
 
 import collections.abc
-import itertools
 from typing import NamedTuple
 
 import torch
@@ -22,14 +21,14 @@ class _Ahead(NamedTuple):
     """One chunk whose keys, values and logits are on their way."""
 
     chunk: Chunk
-    row: int | None  # of the logits; None: it draws nothing
+    rows: range  # of the logits
     blocks: list[int]  # where keys and values up to its end lie
 
 
 class Taken(NamedTuple):
     """Chunks that need not run any more."""
 
-    rows: dict[int, int | None]  # index of a chunk -> row of the logits; None: it draws nothing
+    rows: dict[int, range]  # index of a chunk -> its rows of the logits
     logits: torch.Tensor  # float32 [rows, V]
 
 
@@ -47,7 +46,7 @@ class StepAhead:
         for index, chunk in enumerate(chunks):
             ahead = self._chunks.get(id(chunk.sequence))
             if ahead and ahead.chunk == chunk and ahead.blocks == _blocks(chunk):
-                rows[index] = ahead.row
+                rows[index] = ahead.rows
         logits = self._logits
         self._chunks, self._logits = {}, []
         return Taken(rows, logits[0] if len(logits) == 1 else torch.cat(logits) if logits else torch.empty(0))
@@ -66,16 +65,17 @@ class StepAhead:
         self._keep([Chunk(drawn[at].sequence, drawn[at].stop, 1, samples=True) for at in going], first=0)
 
     def add(self, chunks: collections.abc.Sequence[Chunk], logits: torch.Tensor) -> None:
-        """What else was queued for the step that comes.  logits float32 [R, V] of the chunks that draw."""
+        """What else was queued for the step that comes.  logits float32 [R, V] of the rows of `chunks`."""
         first = sum(len(part) for part in self._logits)
         self._logits.append(logits)
         self._keep(chunks, first)
 
     def _keep(self, chunks: collections.abc.Sequence[Chunk], first: int) -> None:
-        """`first`: the row of the first chunk that draws."""
-        rows = itertools.count(first)
+        """`first`: the first of the chunks' rows."""
         for chunk in chunks:
-            self._chunks[id(chunk.sequence)] = _Ahead(chunk, next(rows) if chunk.samples else None, _blocks(chunk))
+            rows = range(first, first + chunk.num_rows)
+            self._chunks[id(chunk.sequence)] = _Ahead(chunk, rows, _blocks(chunk))
+            first = rows.stop
 
     def serve(self, size: GraphSize) -> None:
         """Run with other ranks what only they have tokens for."""
@@ -86,7 +86,7 @@ def _may_go_on(chunk: Chunk) -> bool:
     """Whether its sequence can want another token after the one being drawn, and has a place for this one's keys."""
     sequence = chunk.sequence
     wants = sequence.num_output + 1 < sequence.request.params.max_tokens
-    return wants and len(sequence.block_table) * BLOCK_SIZE > chunk.stop
+    return chunk.draws and wants and len(sequence.block_table) * BLOCK_SIZE > chunk.stop
 
 
 def _blocks(chunk: Chunk) -> list[int]:
