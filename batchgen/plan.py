@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isqrt
 
 import rfc8785
 
@@ -70,8 +71,9 @@ def make_plan(spec: JobSpec, inputs: Inputs, rows_per_shard: int | None = None) 
 
 
 def fitting_rows_per_shard(num_rows: int) -> int:
-    """About a thousand shards: the manifest is written again at each commit, and names every shard that is done.
+    """About a thousand shards up to a million rows, and from there on as many shards as there are rows in each.
 
-    At least 64 rows, for a file has its price, and at most 16,384, for a shard is held in memory until it is full.
+    The manifest is written again at each commit, and names every shard that is done; but many replicas need many shards
+    to end together. At least 64 rows, for a file has its price, and at most 16,384, for a shard is held in memory.
     """
-    return min(max(64, -(-num_rows // 1024)), 16_384)
+    return min(max(64, min(-(-num_rows // 1024), isqrt(num_rows))), 16_384)

@@ -51,15 +51,23 @@ def test_every_field_moves_the_digest() -> None:
 
 @pytest.mark.parametrize(
     ("num_rows", "expected"),
-    [(1, 64), (656, 64), (64 * 1024, 64), (64 * 1024 + 1, 65), (1_000_000, 977), (10**9, 16_384)],
+    [(1, 64), (656, 64), (64 * 1024, 64), (64 * 1024 + 1, 65), (1_000_000, 977), (10**7, 3162), (10**9, 16_384)],
 )
 def test_shards_fit_the_job(num_rows: int, expected: int) -> None:
     assert fitting_rows_per_shard(num_rows) == expected
 
 
-def test_the_manifest_does_not_grow_with_the_square_of_the_job() -> None:
-    for num_rows in (1, 10**4, 10**5, 10**6, 10**7):
-        assert plan_of(num_rows, fitting_rows_per_shard(num_rows)).num_shards <= 1024
+def test_the_manifest_grows_with_the_root_of_the_job() -> None:
+    for num_rows in (1, 10**4, 10**5, 10**6, 2**20, 10**7, 10**8):
+        shards = plan_of(num_rows, fitting_rows_per_shard(num_rows)).num_shards
+        assert shards <= max(1024, num_rows**0.5 + 2)
+
+
+def test_a_larger_job_has_no_smaller_shards_and_never_fewer() -> None:
+    sizes = [fitting_rows_per_shard(2**power) for power in range(34)]
+    counts = [plan_of(2**power, size).num_shards for power, size in enumerate(sizes)]
+    assert sizes == sorted(sizes)
+    assert counts == sorted(counts)
 
 
 def test_make_plan(tmp_path: Path) -> None:
