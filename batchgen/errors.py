@@ -95,6 +95,7 @@ ROW_ERROR_CODES = frozenset(
         "control_token",  # content holds a control token and the spec says "error"
         "template",  # the chat template refused the messages
         "non_finite_logits",  # the model gave NaN or infinity for this row
+        "grammar",  # no token is left that a grammar allows, or the grammar grew too large for this row
         "replica_died",  # the processes of the engine died with it, and again when it was alone
     }
 )

@@ -25,13 +25,14 @@ from pydantic_core import PydanticCustomError
 
 from batchgen.errors import SpecError
 from batchgen.places import Place, join
-from batchgen.records import Problem, SamplingParams, check_params
+from batchgen.records import LATER_FIELDS, Problem, SamplingParams, check_params
+from batchgen.schema_text import schema_text
 from batchgen.spec_inputs import InputSpec, RowKeySpec
 from batchgen.spec_section import Count, Section, Sha256, Text, refuse
 from batchgen.strict_yaml import KeyProblem, read_yaml
 from batchgen.validation import explain
 
-NOT_YET = frozenset({"sampling.prompt_logprobs", "sampling.structured_outputs"})
+NOT_YET = frozenset({"sampling.prompt_logprobs"})
 
 Name = Annotated[str, Field(min_length=1, pattern="^[A-Za-z0-9][A-Za-z0-9._ -]*$")]  # of a folder: runs/NAME
 
@@ -135,8 +136,16 @@ class JobSpec(Section):
         return frozenset(field.name for field in fields(SamplingParams)) - self._named_sampling
 
     def resolved(self) -> dict[str, Any]:
-        """JSON values of every field, defaults filled in; `seed` as decimal text, for JSON numbers stop at 2^53."""
-        return self.model_dump(mode="json") | {"seed": str(self.seed)}
+        """JSON values of every field, defaults filled in; `seed` as decimal text, for JSON numbers stop at 2^53.
+
+        Fields of `sampling` that came later are there only when they are given: fingerprints of old jobs stay.
+        """
+        values = self.model_dump(mode="json") | {"seed": str(self.seed)}
+        sampling = values["sampling"]
+        if sampling["structured_outputs"] is not None:
+            sampling["structured_outputs"] = _given(sampling["structured_outputs"])
+        later = {name for name in LATER_FIELDS if sampling[name] is None}
+        return values | {"sampling": {name: value for name, value in sampling.items() if name not in later}}
 
     @classmethod
     def from_resolved(cls, values: Mapping[str, Any]) -> Self:
@@ -163,6 +172,8 @@ def load_spec(path: Place) -> JobSpec:
         raise SpecError("is empty" if document is None else "must be a mapping", where=str(path))
     if not problems:
         document, problems = _read_template(document, path.parent)
+        document, more = _read_schema(document)
+        problems += more
         try:
             # As JSON, because pydantic's strict mode takes a list for a tuple only from JSON.
             spec = JobSpec.model_validate_json(json.dumps(document))
@@ -176,7 +187,10 @@ def load_spec(path: Place) -> JobSpec:
 
 def job_schema() -> dict[str, Any]:
     """The JSON Schema of a job file. Rules that tie two keys together, and the ranges of sampling, are load_spec's."""
-    return JobSpec.model_json_schema() | {
+    schema = JobSpec.model_json_schema()
+    outputs = schema["$defs"]["StructuredOutputs"]["properties"]
+    outputs["json_schema"]["anyOf"].append({"type": "object"})
+    return schema | {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "batchgen job",
     }
@@ -197,6 +211,24 @@ def _read_template(document: dict[str, Any], base_dir: Place) -> tuple[dict[str,
         reason = reason if isinstance(error, OSError | UnicodeDecodeError) else str(error)
         return document, [KeyProblem("model.chat_template", f"cannot read {template!r}: {reason}")]
     return document | {"model": model | {"chat_template": text}}, []
+
+
+def _read_schema(document: dict[str, Any]) -> tuple[dict[str, Any], list[KeyProblem]]:
+    """`document` with the text of its JSON Schema, in one form, in place of the mapping or text that is given."""
+    sampling = document.get("sampling")
+    outputs = sampling.get("structured_outputs") if isinstance(sampling, dict) else None
+    given = outputs.get("json_schema") if isinstance(outputs, dict) else None
+    if not isinstance(sampling, dict) or not isinstance(outputs, dict) or not isinstance(given, str | dict):
+        return document, []
+    try:
+        text = schema_text(given)
+    except ValueError as error:
+        return document, [KeyProblem("sampling.structured_outputs.json_schema", str(error))]
+    return document | {"sampling": sampling | {"structured_outputs": outputs | {"json_schema": text}}}, []
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _spec_error(path: Place, problems: list[KeyProblem]) -> SpecError:

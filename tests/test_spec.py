@@ -96,7 +96,7 @@ WRONG_VALUES = [
     ("sampling: {logprobs: 21}", "sampling.logprobs", "from 0 to 20"),
     ("sampling: [n]", "sampling", "mapping"),
     ("sampling: {prompt_logprobs: 1}", "sampling.prompt_logprobs", "not supported yet"),
-    ("sampling: {structured_outputs: {}}", "sampling.structured_outputs", "not supported yet"),
+    ("sampling: {structured_outputs: {}}", "sampling.structured_outputs", "exactly one of"),
     ("seed: -1", "seed", "greater than or equal to 0"),
     ("seed: 18446744073709551616", "seed", "less than or equal to 18446744073709551615"),
     ("seed: 7.0", "seed", "integer"),

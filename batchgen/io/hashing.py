@@ -13,7 +13,7 @@ import rfc8785
 import xxhash
 
 from batchgen.io.canonical import batches, encode_rows, schema_bytes
-from batchgen.records import SamplingParams
+from batchgen.records import LATER_FIELDS, SamplingParams
 
 ROW_HASH = "row_hash"
 
@@ -93,9 +93,16 @@ def parse_root(text: str) -> str:
 def params_hash(params: SamplingParams) -> str:
     """xxh3_128 (hex) of the RFC 8785 JSON of a sample's parameters.
 
-    `n` is left out: a sample is the same one however many siblings it has.
+    `n` is left out: a sample is the same one however many siblings it has. So is what did not exist when the first
+    hashes were made, where it is null.
     """
-    fields = dataclasses.asdict(params)
-    del fields["n"]
+    fields = {
+        name: value
+        for name, value in dataclasses.asdict(params).items()
+        if name != "n" and not (name in LATER_FIELDS and value is None)
+    }
+    if params.structured_outputs is not None:
+        given = params.structured_outputs.kind
+        fields["structured_outputs"] = {given: getattr(params.structured_outputs, given)}
     fields["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
     return xxhash.xxh3_128_hexdigest(rfc8785.dumps(fields))

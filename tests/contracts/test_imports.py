@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Files that belong to the unit of another name.
 UNIT_OF = {
     "object_path": "places",
+    "schema_text": "spec",
     "strict_yaml": "spec",
     "validation": "spec",
     "_cpu": "kernels",
@@ -91,6 +92,7 @@ HOME: dict[str, set[str]] = {
     "gguf": {"models", "text"},
     "huggingface_hub": {"models.source"},
     "jinja2": {"text", "report"},
+    "llguidance": {"text"},
     "numpy": {
         "io",
         "plan",
@@ -120,7 +122,7 @@ HOME: dict[str, set[str]] = {
 
 # Imports inside functions: an extra that may be missing, or a command that must not pay for torch or must hear Ctrl-C
 # from its start.
-MAY_BE_LAZY = {"ray", "triton", "cuda", "huggingface_hub", "fsspec"}
+MAY_BE_LAZY = {"ray", "triton", "cuda", "huggingface_hub", "fsspec", "llguidance"}
 LAZY_FILES = {"batchgen.cli", "batchgen.__main__"}
 
 
