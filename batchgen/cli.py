@@ -25,13 +25,17 @@ from batchgen.options import (
     AS_JSON,
     DEFAULTS,
     DEVICES,
+    GUARD,
     JOB,
     JOB_DIR,
     NATURAL,
     PATH,
     PLACE,
     RANKS,
+    RAY,
+    REPLICAS,
     RUN,
+    WATCHDOG,
     count,
     of,
     share,
@@ -95,29 +99,33 @@ def cli() -> None:
     show_default=True,
     help="Samples that are made twice and compared bit for bit, such as 2%; at least two, unless it is 0.",
 )
+@REPLICAS
+@RAY
+@GUARD
+@WATCHDOG
 @AS_JSON
 def run(
-    job: Place,
-    out: Place | None,
-    probe: float,
-    as_json: bool,
-    device: DeviceName,
-    **limits: Any,
+    job: Place, out: Place | None, as_json: bool, device: DeviceName, ray: str | None, guard: bool, **given: Any
 ) -> None:
     """Make every row of JOB that is missing.
 
     A run that was stopped goes on from what is complete; a finished one is verified and left alone. No option changes
     a bit of any row. The last line printed is the root of the run.
     """
-    from batchgen.executor.start import fitting_limits  # loads torch
-    from batchgen.job import run_job
+    from batchgen.executor.start import ON_GPU, fitting_limits  # loads torch
+    from batchgen.job import Cluster, run_job
     from batchgen.terminal.job import print_report
 
     spec = load_spec(job)
-    fitting = fitting_limits(device, spec.numerics) | {name: value for name, value in limits.items() if value}
-    config = RunConfig(out or Path("runs") / spec.name, device=device, probe=probe, **fitting)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    out = out or Path("runs") / spec.name
+    if ray or chosen["replicas"] > 1:
+        config = RunConfig(out, executor="ray", device=device, guard=True, **chosen)
+    else:
+        config = RunConfig(out, device=device, guard=guard, **(fitting_limits(device, spec.numerics) | chosen))
+    where = Cluster(ray, {name: value for name, value in ON_GPU.items() if name not in chosen})
     with display(terminal.ERR) as shown:
-        report = run_job(job, config, on_fetch=shown.fetched, on_progress=shown.made)
+        report = run_job(job, config, where, on_fetch=shown.fetched, on_progress=shown.made)
     if as_json:
         emit({"out": str(config.out), **asdict(report), "exit_code": report.exit_code})
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from batchgen.executor.run_config import MAX_RANKS, RunConfig
+from batchgen.executor.run_config import MAX_RANKS, MAX_REPLICAS, RunConfig
 from batchgen.places import place
 
 
@@ -44,6 +44,32 @@ RANKS = click.option(
     type=click.IntRange(1, MAX_RANKS),
     metavar="N",
     help="Ranks that share the experts of a mixture: N processes, on GPUs each on its own.  [default: 1]",
+)
+REPLICAS = click.option(
+    "--replicas",
+    type=click.IntRange(1, MAX_REPLICAS),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Engines that share the work, on a Ray cluster. They may come and go.",
+)
+RAY = click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="The Ray cluster: HOST:PORT or auto.  [default: with several replicas one on this machine, for this job]",
+)
+GUARD = click.option(
+    "--guard",
+    is_flag=True,
+    help="Compute in a process of its own, which may die: only the row that kills it each time becomes an error row. "
+    "Replicas do so always.",
+)
+WATCHDOG = click.option(
+    "--watchdog",
+    "watchdog_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="With --guard, or several ranks: without a step for so long an engine is taken for dead.  [default: 300]",
 )
 DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
 

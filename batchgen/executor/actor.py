@@ -4,7 +4,6 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from threading import Thread
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from batchgen.executor.worker import Mailbox, Worker
 from batchgen.io.reader import Inputs
 from batchgen.io.row_keys import NO_REPEATS
 from batchgen.loader import bad_words_token_ids, load_model, prompt_builder
+from batchgen.places import Place
 from batchgen.spec import JobSpec
 
 
@@ -28,7 +28,7 @@ class ReplicaSetup:
     """What a replica needs to know of its job. Rows come to it, and samples go from it: it reads no input."""
 
     spec: JobSpec  # whole, also with what a generation config says
-    base_dir: Path  # where relative paths of the job begin
+    base_dir: Place  # where relative paths of the job begin
     run_config: RunConfig  # of this replica
 
 

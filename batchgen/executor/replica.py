@@ -31,13 +31,7 @@ def start_replica(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weig
     """
     if run_config.expert_parallel_size > 1:
         return _guarded(spec, model, run_config) if run_config.guard else DepEngine.start(spec, model, run_config)
-    for name in ("redundant_experts", "eplb_interval"):
-        if value := getattr(run_config, name):
-            raise EngineError(
-                f"is {value}, and there is one rank, which holds every expert",
-                where=name,
-                hint="it goes with an expert_parallel_size above 1",
-            )
+    _check_alone(run_config)
     return _guarded(spec, model, run_config) if run_config.guard else start_engine(spec, model, run_config, weights)
 
 
@@ -212,9 +206,10 @@ class DepEngine:
 
 def _check_size(size: int, spec: JobSpec, model: LoadedModel, run_config: RunConfig) -> None:
     """Raise EngineError for ranks that cannot be had."""
-    moe = model.config.moe
-    if moe is None and size == 1:
+    if size == 1:
+        _check_alone(run_config)
         return
+    moe = model.config.moe
     if moe is None:
         raise EngineError(
             f"{model.config.architecture} has no experts that {size} ranks could share",
@@ -232,6 +227,17 @@ def _check_size(size: int, spec: JobSpec, model: LoadedModel, run_config: RunCon
             where="expert_parallel_size",
             hint="ask for fewer ranks, or for --device cpu",
         )
+
+
+def _check_alone(run_config: RunConfig) -> None:
+    """Raise EngineError for settings of several ranks."""
+    for name in ("redundant_experts", "eplb_interval"):
+        if value := getattr(run_config, name):
+            raise EngineError(
+                f"is {value}, and there is one rank, which holds every expert",
+                where=name,
+                hint="it goes with an expert_parallel_size above 1",
+            )
 
 
 def _check_alike(ready: list[Ready]) -> None:

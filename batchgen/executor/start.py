@@ -38,7 +38,7 @@ from batchgen.spec import JobSpec
 Weights: TypeAlias = PackedWeights | DeviceWeights
 
 _PREFIX_CACHE_BYTES = 256 << 20
-_ON_GPU = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+ON_GPU = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 
 
 def open_weights(path: Path, numerics: str = "portable/1", held: Held | None = None) -> Weights:
@@ -123,12 +123,12 @@ def _start(
 
 def fitting_limits(device: Wanted, numerics: str) -> dict[str, int]:
     """Fields of RunConfig whose defaults fit a CPU, where the job would run on a GPU. Raises as `choose`."""
-    return dict(_ON_GPU) if choose(device, numerics).type == "cuda" else {}
+    return dict(ON_GPU) if choose(device, numerics).type == "cuda" else {}
 
 
 def threads_of(run_config: RunConfig) -> int:
     """On a CPU, those of this process: all cores, or its share of them beside other ranks."""
-    return run_config.threads or max(1, _cores() // run_config.expert_parallel_size)
+    return run_config.threads or max(1, cores() // run_config.expert_parallel_size)
 
 
 def make_decoder(
@@ -206,11 +206,11 @@ def _physical_memory() -> int:
         return total
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use: those it may run on, or what its control group allows if that is less."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, -(-int(quota) // int(period))))
+        return max(1, min(there, -(-int(quota) // int(period))))
     except (OSError, ValueError):
-        return cores
+        return there

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from batchgen.executor.local import JobReport
+from batchgen.executor.run_book import JobReport
 from batchgen.places import Place
 from batchgen.preflight import Preflight
 from batchgen.progress import clock

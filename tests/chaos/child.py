@@ -20,7 +20,8 @@ from support.fake_engine import FakeEngine
 from support.fake_jobs import make_job
 
 from batchgen.errors import BatchgenError
-from batchgen.executor.local import JobReport, run_local
+from batchgen.executor.local import run_local
+from batchgen.executor.run_book import JobReport
 from batchgen.executor.run_config import RunConfig
 from chaos.faults import FAULTS
 from chaos.instruments import install

@@ -16,7 +16,7 @@ import pytest
 from contracts.source_tree import PACKAGE, imports, modules
 
 BASE = {"errors", "records", "seeds"}
-DATA = BASE | {"places", "spec", "io", "plan"}
+DATA = BASE | {"places", "row_template", "spec", "io", "plan"}
 COMPUTE = BASE | {"kernels", "parallel", "layers", "models", "engine"}
 JOINED = {"executor", "executor.start", "executor.replica", "loader", "text"}
 
@@ -25,8 +25,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"errors"},
     "seeds": {"errors", "records"},
     "places": {"errors"},
-    "spec": {"errors", "records", "places"},
-    "io": BASE | {"places", "spec"},
+    "row_template": {"errors"},
+    "spec": {"errors", "records", "places", "row_template"},
+    "io": BASE | {"places", "row_template", "spec"},
     "plan": BASE | {"spec", "io"},
     "text": BASE | {"spec"},
     "preflight": DATA | {"text"},
@@ -45,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "executor.start": DATA | COMPUTE | {"text", "loader", "executor"},
     "executor.rank": DATA | COMPUTE | {"text", "loader", "executor", "executor.start"},
     "executor.replica": DATA | COMPUTE | {"text", "loader", "executor", "executor.rank", "executor.start"},
+    "rollout": DATA | COMPUTE | JOINED,
     "job": DATA | JOINED | {"models"},
     "verify.ledger": DATA | JOINED | {"models", "engine", "verify.integrity"},
     "verify.replay": DATA | COMPUTE | JOINED | {"verify.ledger", "verify.integrity"},
@@ -75,12 +77,15 @@ MAY_IMPORT: dict[str, set[str]] = {
 UNIT_OF = {
     "object_path": "places",
     "schema_text": "spec",
+    "spec_inputs": "spec",
+    "spec_section": "spec",
     "strict_yaml": "spec",
     "validation": "spec",
     "_cpu": "kernels",
     "verify.shard_check": "verify.integrity",
 } | {f"verify.{part}": "verify.diff" for part in ("alignment", "causes", "diff_file", "row_pairs", "sorting")}
 UNIT_OF |= {"executor.messages": "executor.rank", "executor.rank_process": "executor.replica"}
+UNIT_OF |= {f"executor.{part}": "executor.replica" for part in ("actor", "needs", "ray")}
 UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", "mismatch")}
 UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", "stored_row")}
 
@@ -91,7 +96,7 @@ HOME: dict[str, set[str]] = {
     "fsspec": {"places"},
     "gguf": {"models", "text"},
     "huggingface_hub": {"models.source"},
-    "jinja2": {"text", "report"},
+    "jinja2": {"row_template", "text", "report"},
     "llguidance": {"text"},
     "numpy": {
         "io",

@@ -9,7 +9,7 @@ from support.example_scripts import EXAMPLES, load
 
 from batchgen.errors import Interrupted
 from batchgen.executor.base import Progress
-from batchgen.executor.local import JobReport
+from batchgen.executor.run_book import JobReport
 from batchgen.executor.run_config import RunConfig
 from batchgen.job import run_job
 

@@ -19,7 +19,8 @@ from support.tiny_runs import make_run, write_jobs
 from batchgen import kernels
 from batchgen.errors import BatchgenError, Interrupted, RunError, VerifyError
 from batchgen.executor.base import Job, Progress
-from batchgen.executor.local import JobReport, run_local
+from batchgen.executor.local import run_local
+from batchgen.executor.run_book import JobReport
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import start_engine
 from batchgen.io.events import read_events

@@ -11,7 +11,8 @@ from support.jobs import job_spec
 
 from batchgen.errors import RowError
 from batchgen.executor.base import Job
-from batchgen.executor.local import JobReport, run_local
+from batchgen.executor.local import run_local
+from batchgen.executor.run_book import JobReport
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.inputs import scan_inputs
 from batchgen.io.reader import InputRow

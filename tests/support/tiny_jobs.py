@@ -9,7 +9,7 @@ from support.jobs import write_parquet
 from support.tiny_models import write_tiny
 
 from batchgen.executor.base import Progress
-from batchgen.executor.local import JobReport
+from batchgen.executor.run_book import JobReport
 from batchgen.executor.run_config import RunConfig
 
 ROWS = 23

@@ -13,7 +13,7 @@ import torch
 from support.jobs import write_parquet
 from support.tiny_models import tiny_config, tiny_tokenizer, tiny_weights, write_tiny, write_weights
 
-from batchgen.executor.local import JobReport
+from batchgen.executor.run_book import JobReport
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.hashing import ROW_HASH, MerkleTree, leaves, shard_digest
 from batchgen.io.manifest import Tally, part_name, read_manifest, write_manifest

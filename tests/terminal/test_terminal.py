@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from batchgen import terminal
 from batchgen.errors import BatchgenError, SpecError
-from batchgen.executor.local import JobReport
+from batchgen.executor.run_book import JobReport
 from batchgen.io.manifest import Tally
 from batchgen.terminal import job
 from batchgen.terminal import rows as row_views

@@ -1,0 +1,193 @@
+"""Replicas on a Ray cluster: an actor each, in a placement group, whose rank processes are its children."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from batchgen.errors import EngineError
+from batchgen.executor.actor import Opening, Replica, ReplicaSetup, open_replica
+from batchgen.executor.fleet import Heard, Lost
+from batchgen.executor.needs import Needs, Node
+from batchgen.executor.work import Failure, Work
+
+_NEWS = 2.0  # seconds after which a replica tells how far it is, though nothing has happened
+_REACHED = 5.0  # seconds in which the head of a cluster must accept a connection
+_STORE_BYTES = 256 << 20  # of a cluster on this machine alone: shards on their way; more go to its disk
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+
+
+@contextmanager
+def cluster(address: str | None, cores: int) -> Iterator[list[Node]]:
+    """Join the cluster at `address`, HOST:PORT or auto, or start one on this machine; its nodes.
+
+    None starts one, with so many cores in the books. Raises EngineError: Ray is not installed, no cluster there.
+    """
+    ray = _ray()
+    if ray.is_initialized():  # someone's who uses batchgen as a library
+        yield _nodes(ray)
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    if address is None:
+        quiet |= {
+            "address": "local",
+            "num_cpus": cores,
+            "object_store_memory": _STORE_BYTES,
+            "include_dashboard": False,
+        }
+    else:
+        _check_address(address)
+        quiet["address"] = address
+    try:
+        ray.init(**quiet)
+    except Exception as error:  # Ray raises many kinds, also plain ones
+        place = "this machine" if address is None else address
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise EngineError(
+            f"cannot use Ray at {place}: {lines[0].strip()}",
+            where="ray",
+            hint="batchgen must run on a machine of the cluster, with the same Ray and Python as its others",
+        ) from error
+    try:
+        yield _nodes(ray)
+    finally:
+        ray.shutdown()
+
+
+@dataclass(slots=True)
+class _Actor:
+    handle: Any
+    group: Any
+    ref: Any  # of what it will say next
+
+
+class RayFleet:
+    """An executor.fleet.Fleet, in a block of `cluster`."""
+
+    def __init__(self, setup: ReplicaSetup, needs: Needs, opening: Opening = open_replica) -> None:
+        self._setup, self._needs, self._opening = setup, needs, opening
+        self._ray = _ray()
+        self._actors: dict[str, _Actor] = {}
+        self._number = 0
+
+    def start(self) -> str:
+        """See Fleet. A replica waits until some machine has room for all of it."""
+        name, ray, needs = f"r{self._number}", self._ray, self._needs
+        self._number += 1
+        group = ray.util.placement_group([needs.bundle], strategy="STRICT_PACK")
+        handle = (
+            ray.remote(Replica)
+            .options(
+                num_cpus=needs.cpus,
+                num_gpus=needs.gpus,
+                max_concurrency=3,
+                max_restarts=0,
+                scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group),
+            )
+            .remote(self._setup, self._opening)
+        )
+        self._actors[name] = _Actor(handle, group, handle.start.remote())
+        return name
+
+    def give(self, name: str, work: Work) -> None:
+        """See Fleet."""
+        self._actors[name].handle.give.remote(work)
+
+    def hear(self, seconds: float) -> list[tuple[str, Heard]]:
+        """See Fleet."""
+        refs = {actor.ref: name for name, actor in self._actors.items()}
+        waited = list(refs)
+        ready, _ = self._ray.wait(waited, timeout=seconds, fetch_local=False)
+        if ready:
+            ready, _ = self._ray.wait(waited, num_returns=len(waited), timeout=0, fetch_local=False)
+        return [(refs[ref], self._said(refs[ref])) for ref in ready]
+
+    def end(self, name: str) -> None:
+        """See Fleet."""
+        if actor := self._actors.pop(name, None):
+            with suppress(Exception):  # it, or the whole cluster, may be gone
+                self._ray.kill(actor.handle)
+                self._ray.util.remove_placement_group(actor.group)
+
+    def close(self) -> None:
+        """See Fleet."""
+        for name in list(self._actors):
+            self.end(name)
+
+    def _said(self, name: str) -> Heard:
+        actor = self._actors[name]
+        try:
+            said = self._ray.get(actor.ref)
+        except self._ray.exceptions.RayError as error:
+            self.end(name)
+            return Lost(EngineError(_reason(error), hint="what is committed is valid"))
+        if isinstance(said, Failure):  # of its start
+            self.end(name)
+            return Lost(said.error)
+        actor.ref = actor.handle.news.remote(_NEWS)
+        heard: Heard = said
+        return heard
+
+
+def _reason(error: Exception) -> str:
+    """In one line: Ray tells a story, with paths and numbers of processes."""
+    kind = type(error).__name__
+    text = " ".join(str(error).split())
+    for sign, said in (
+        ("node died", "its machine is gone"),
+        ("The node", "its machine is gone"),
+        ("SIGKILL", "its process was killed"),
+        ("exit", "its process has ended"),
+    ):
+        if sign in text:
+            return f"{said} ({kind})"
+    return f"it cannot be reached ({kind}: {text[:200]})"
+
+
+def _check_address(address: str) -> None:
+    """Raise EngineError soon for an address at which nothing listens: Ray itself tries for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise EngineError(
+            f"{address!r} is not the address of a Ray cluster",
+            where="ray",
+            hint="it is HOST:PORT, as `ray start --head` prints it, or auto on a machine of the cluster",
+        )
+    try:
+        socket.create_connection((host, int(port)), _REACHED).close()
+    except OSError as error:
+        raise EngineError(
+            f"nothing answers at {address}: {error.strerror or error}",
+            where="ray",
+            hint="`ray start --head` prints the address, and `ray status` says whether the cluster is up",
+        ) from None
+
+
+def _nodes(ray: ModuleType) -> list[Node]:
+    return [
+        Node(node["NodeManagerHostname"], int(there.get("CPU", 0)), int(there.get("GPU", 0)))
+        for node in ray.nodes()
+        if node["Alive"]
+        for there in (node["Resources"],)
+    ]
+
+
+def _ray() -> Any:
+    """Ray itself, which says nothing of its own accord. Raises EngineError where it is not installed."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+        import ray.util.placement_group
+        import ray.util.scheduling_strategies
+    except ImportError:
+        raise EngineError(
+            "Ray is not installed", where="ray", hint="pip install 'batchgen[cluster]'; one replica needs no Ray"
+        ) from None
+    return ray
