@@ -72,12 +72,12 @@ class Lease:
         try:
             self._version = self._path.write_new(data)
         except FileExistsError:
-            held, version = self._path.read_version()
-            self._refuse_held(held)
             try:
+                held, version = self._path.read_version()
+                self._refuse_held(held)
                 self._version = self._path.write_over(data, version)
-            except FileExistsError:
-                raise self._busy("it has just begun") from None
+            except (FileExistsError, FileNotFoundError):
+                raise self._busy("it came or went in this instant: try again") from None
         self._until = now + self._seconds
         self._settle(data)
 
