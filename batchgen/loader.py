@@ -24,7 +24,7 @@ from batchgen.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int | None], None]  # bytes fetched, bytes in all if known
 
-_INPUTS_KEY = re.compile(r"inputs(\[\d+\]\.\w+)?")
+_INPUTS_KEY = re.compile(r"inputs(\[\d+\](\.\w+)+)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import rfc8785
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     JsonValue,
     ValidationError,
@@ -76,7 +74,7 @@ class ModelSpec(Section):
     """A folder with a tokenizer.json; null takes the model's own."""
     chat_template: Text | None = None
     """A Jinja template, or the path of one (a text without "{"); null takes the model's own."""
-    chat_template_kwargs: Annotated[dict[str, JsonValue], AfterValidator(_check_kwargs)] = {}
+    chat_template_kwargs: Annotated[dict[str, JsonValue], AfterValidator(_check_kwargs)] = {}  # noqa: RUF012
     """Further variables of the chat template, such as enable_thinking."""
     max_model_len: Count | None = None
     """Prompt and output tokens of one sample at most; null takes the model's own limit."""

@@ -40,7 +40,10 @@ def open_run(folder: RunFolder, job: Job, engine: Proven, config: RunConfig) -> 
         fingerprint=fingerprint,
         spec=job.spec.resolved(),
         job_yaml_sha256=hashlib.sha256(job.job_yaml).hexdigest(),
-        inputs=tuple(InputRecord(file.label, file.sha256, file.count) for file in job.inputs.files),
+        inputs=tuple(
+            InputRecord(file.label, file.sha256, file.count, file.source.root if file.source else None)
+            for file in job.inputs.files
+        ),
         plan=PlanRecord(plan.num_rows, plan.n, plan.rows_per_shard, plan.digest),
         columns=tuple((name, type_) for name, type_ in columns_json(schema)),
         run_config=config.recorded(),

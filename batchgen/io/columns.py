@@ -36,6 +36,11 @@ def check_type(role: str, type_: pa.DataType, where: str) -> None:
     }
     if not good[role] and not types.is_null(type_):
         raise InputError(f"cannot be the {role} column: {wanted[role]} wanted, it holds {type_}", where=where)
+    check_json_type(role, type_, where)
+
+
+def check_json_type(role: str, type_: pa.DataType, where: str) -> None:
+    """Raise InputError for a type whose values JSON cannot hold, at any depth."""
     for part in _parts(type_):
         if types.is_temporal(part) or not (_is_text(part) or types.is_primitive(part) or types.is_null(part)):
             raise InputError(f"{part} inside a {role} column has no JSON form", where=where)

@@ -77,8 +77,9 @@ class InputRecord:
     """An input file, as it was read."""
 
     path: str
-    sha256: str
+    sha256: str  # of the file; in a run, of the shard's leaves
     rows: int  # selected
+    run_root: str | None = None  # of the run that made it, where the job names a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,8 @@ def _indented(value: object) -> str:
 # A manifest is written after each shard: most of it is what it was the last time.
 @lru_cache(maxsize=4)
 def _inputs_json(inputs: tuple[InputRecord, ...]) -> str:
-    return _indented(inputs)
+    files = [asdict(file) for file in inputs]
+    return _indented([{name: value for name, value in file.items() if value is not None} for file in files])
 
 
 @lru_cache(maxsize=1 << 14)

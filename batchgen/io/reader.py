@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +18,24 @@ from numpy.typing import NDArray
 from batchgen.errors import InputError, RowError
 from batchgen.io.canonical import to_plain
 from batchgen.io.columns import Undecodable, cells, chat, without_nulls
+from batchgen.io.crossing import Partners
 from batchgen.io.parquet_file import open_parquet_file
+from batchgen.io.rendering import PromptTemplate, Unrendered
 from batchgen.io.row_keys import Repeats, content_key
+from batchgen.io.schema import OUTPUT_COLUMNS
 from batchgen.object_path import StoreError
 from batchgen.places import Place, stamp
-from batchgen.spec import Columns, RowKeySpec
+from batchgen.spec_inputs import Columns, RowKeySpec
 
 _BATCH_ROWS = 1024
+SAMPLE_COLUMNS = "row_key", "sample_index"  # what names a sample among rows that batchgen made
+
+
+class Source(NamedTuple):
+    """Where in a run a file lies."""
+
+    root: str  # of the run
+    first: int  # of the file's rows, among all of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +46,14 @@ class InputFile:
     label: str  # the path below the folder that the spec names; the same wherever the data lies
     sha256: str
     stamp: tuple[int, int]  # of the file when it was scanned
-    columns: Columns
+    columns: Columns | None
     passthrough: tuple[str, ...]
     count: int  # rows taken
     rows: NDArray[np.int64] | None  # [count] row numbers, ascending; None: the first `count` rows
+    template: PromptTemplate | None = None  # in place of columns
+    partners: Partners | None = None  # of each row taken, which may be taken more than once
+    source: Source | None = None  # the run that made the file's rows, if the job names a run
+    is_output: bool = False  # holds rows that batchgen made
 
     def row_numbers(self, start: int, stop: int) -> NDArray[np.int64]:
         """The row numbers of the `start`th to `stop`th row taken."""
@@ -46,8 +61,16 @@ class InputFile:
 
     @property
     def prompt_columns(self) -> dict[str, str]:
-        """prompt, messages, tools or prompt_token_ids -> the name of its column."""
-        return self.columns.model_dump(exclude_none=True)
+        """prompt, messages, tools or prompt_token_ids -> the name of its column; of a template, those that it reads."""
+        if self.template is not None:
+            return {name: name for name in self.template.names}
+        return self.columns.model_dump(exclude_none=True) if self.columns else {}
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """Each passthrough column of the output -> the column that it is a copy of."""
+        own = OUTPUT_COLUMNS if self.is_output else ()
+        return {f"source_{name}" if name in own else name: name for name in self.passthrough}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +89,8 @@ class Inputs:
     @property
     def digest(self) -> str:
         """SHA-256 (hex) over each file's label, bytes and selected rows: equal digests, equal rows in equal order."""
-        parts = [
-            [
-                file.label,
-                file.sha256,
-                file.count,
-                None if file.rows is None else hashlib.sha256(file.rows.tobytes()).hexdigest(),
-            ]
-            for file in self.files
-        ]
-        return hashlib.sha256(rfc8785.dumps(parts)).hexdigest()
+        parts = [list(_identity(list(files))) for _, files in groupby(self.files, _origin)]
+        return hashlib.sha256(rfc8785.dumps([part for of_source in parts for part in of_source])).hexdigest()
 
     def locate(self, row: int) -> str:
         """Where row `row` is, for an error message: PATH row NUMBER."""
@@ -83,6 +98,36 @@ class Inputs:
         index = bisect_right(starts, row) - 1
         [number] = self.files[index].row_numbers(row - int(starts[index]), row - int(starts[index]) + 1)
         return f"{self.files[index].path} row {number}"
+
+
+def _origin(file: InputFile) -> tuple[str | None, str | None]:
+    return file.source.root if file.source else None, file.partners.sha256 if file.partners else None
+
+
+def _identity(files: list[InputFile]) -> Iterator[list[Any]]:
+    """What stands for files in the digest of the input; how a run is cut into files cannot be seen there."""
+    for file in files:
+        if file.source is None:
+            rows = None if file.rows is None else _digest(file.rows)
+            yield [file.label, file.sha256, file.count, rows, *_partners_identity([file])]
+    chosen = [(f, f.source.first) for f in files if f.source is not None]
+    if chosen:
+        numbers = [first + file.row_numbers(0, file.count) for file, first in chosen]
+        yield ["run", _origin(files[0])[0], _digest(*numbers), *_partners_identity(files)]
+
+
+def _partners_identity(files: list[InputFile]) -> list[list[Any]]:
+    partners = [file.partners for file in files if file.partners is not None]
+    if not partners:
+        return []
+    return [[partners[0].label, partners[0].sha256, _digest(*(one.index for one in partners))]]
+
+
+def _digest(*numbers: NDArray[np.int64]) -> str:
+    digest = hashlib.sha256()
+    for part in numbers:
+        digest.update(part.tobytes())
+    return digest.hexdigest()
 
 
 class InputRow(NamedTuple):
@@ -98,6 +143,7 @@ class InputRow(NamedTuple):
 
 
 _ROLES = InputRow._fields[2:6]
+_FAULTY = {Undecodable, Unrendered}
 _Contents = dict[str, list[Any]]  # role -> the value of each row of a block
 
 
@@ -109,6 +155,7 @@ class Block:
     first: int  # of its rows, in the whole input
     numbers: NDArray[np.int64]  # [rows] in the file
     batch: pa.RecordBatch
+    taken: range  # the same rows, among those taken of the file
 
 
 def read_rows(inputs: Inputs, start: int, stop: int) -> Iterator[InputRow]:
@@ -120,7 +167,7 @@ def read_rows(inputs: Inputs, start: int, stop: int) -> Iterator[InputRow]:
         contents = _contents(block)
         keys = _keys(inputs, block, contents)
         places = [f"{block.file.label} row {number}" for number in block.numbers.tolist()]
-        if any(Undecodable in set(map(type, values)) for values in contents.values()):
+        if any(not _FAULTY.isdisjoint(map(type, values)) for values in contents.values()):
             yield from map(_row, keys, places, _by_row(contents))
         else:
             yield from map(InputRow, keys, places, *(contents.get(role, repeat(None)) for role in _ROLES))
@@ -128,6 +175,8 @@ def read_rows(inputs: Inputs, start: int, stop: int) -> Iterator[InputRow]:
 
 def _row(key: str, where: str, content: dict[str, Any]) -> InputRow:
     for role, value in content.items():
+        if isinstance(value, Unrendered):
+            return InputRow(key, where, error=value.error)
         if isinstance(value, Undecodable):
             return InputRow(key, where, error=RowError("prompt_encoding", f"{role} holds bytes that are not UTF-8"))
     return InputRow(key, where, **content)
@@ -147,9 +196,10 @@ def read_passthrough(inputs: Inputs, start: int, stop: int) -> pa.Table:
 def passthrough_batches(inputs: Inputs, start: int, stop: int) -> Iterator[pa.RecordBatch]:
     """The same, in pieces: reading on costs less than starting again in the middle of a row group."""
     for block in read_blocks(inputs, start, stop, lambda _, file: list(file.passthrough)):
+        carried = block.file.carried
         columns = [
-            to_plain(block.batch.column(field.name)).cast(field.type)
-            if field.name in block.file.passthrough
+            to_plain(block.batch.column(carried[field.name])).cast(field.type)
+            if field.name in carried
             else pa.nulls(len(block.numbers), field.type)
             for field in inputs.passthrough
         ]
@@ -182,11 +232,14 @@ def read_blocks(
     for file in inputs.files:
         low, high = max(start - first, 0), min(stop - first, file.count)
         if low < high:
-            names = list(dict.fromkeys(columns(inputs, file)))
-            at = first + low
-            for numbers, batch in _read_file(file, names, file.row_numbers(low, high)):
-                yield Block(file, at, numbers, batch)
-                at += len(numbers)
+            names, at = list(dict.fromkeys(columns(inputs, file))), low
+            own = [name for name in names if file.partners is None or name not in file.partners.columns.schema.names]
+            for numbers, batch in _read_file(file, own, file.row_numbers(low, high)):
+                taken = range(at, at + len(numbers))
+                if file.partners is not None:
+                    batch = file.partners.beside(batch, names, taken)
+                yield Block(file, first + at, numbers, batch, taken)
+                at = taken.stop
         first += file.count
 
 
@@ -229,9 +282,10 @@ def _read_group(
     """The rows `numbers` of a row group whose first row has the number `base`."""
     for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=names):
         low, high = np.searchsorted(numbers, [base, base + len(batch)])
-        if low < high:
-            whole = high - low == len(batch)
-            yield numbers[low:high], batch if whole else batch.take(pa.array(numbers[low:high] - base))
+        for at in range(low, high, _BATCH_ROWS):  # more than one where rows are taken more than once
+            part = numbers[at : min(at + _BATCH_ROWS, high)]
+            whole = len(part) == len(batch) and np.array_equal(part - base, np.arange(len(part)))
+            yield part, batch if whole else batch.take(pa.array(part - base))
         base += len(batch)
         if high == len(numbers):
             return
@@ -240,6 +294,8 @@ def _read_group(
 def _key_columns(inputs: Inputs, file: InputFile) -> list[str]:
     if inputs.row_key.derive == "content_hash":
         return list(file.prompt_columns.values())
+    if inputs.row_key.derive == "sample":
+        return list(SAMPLE_COLUMNS)
     return [inputs.row_key.column] if inputs.row_key.column else []
 
 
@@ -248,6 +304,8 @@ def _row_columns(inputs: Inputs, file: InputFile) -> list[str]:
 
 
 def _contents(block: Block) -> _Contents:
+    if (template := block.file.template) is not None:
+        return {template.role: template.prompts(block.batch)}
     columns = {role: cells(block.batch.column(name)) for role, name in block.file.prompt_columns.items()}
     for role, clean in (("messages", chat), ("tools", without_nulls)):
         if role in columns:
@@ -265,8 +323,12 @@ def _keys(inputs: Inputs, block: Block, contents: _Contents) -> list[str]:
         keys = [content_key(content) for content in _by_row(contents)]
     elif inputs.row_key.derive == "file_and_row":
         keys = [f"{block.file.label}:{number}" for number in block.numbers.tolist()]
+    elif inputs.row_key.derive == "sample":
+        keys = ["/".join(pair) for pair in zip(*(_named_keys(block, name) for name in SAMPLE_COLUMNS), strict=True)]
     else:
         keys = _named_keys(block, inputs.row_key.column or "")
+    if block.file.partners is not None and inputs.row_key.derive != "content_hash":
+        keys = ["/".join(pair) for pair in zip(keys, block.file.partners.keys_of(block.taken), strict=True)]
     return inputs.repeats.suffix(block.first, keys)
 
 

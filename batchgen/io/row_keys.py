@@ -9,6 +9,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchgen.io.columns import Undecodable
+from batchgen.io.rendering import Unrendered
 
 _RANGE = 1 << 18  # halves of hashes that are looked at together
 
@@ -34,7 +35,9 @@ NO_REPEATS = Repeats(np.empty(0, np.int64), np.empty(0, np.int64))
 
 def content_key(content: dict[str, Any]) -> str:
     """A key for a row's prompt: 128 bits in hex, of its JSON with sorted names and everything but ASCII escaped."""
-    plain = {role: value.value if isinstance(value, Undecodable) else value for role, value in content.items()}
+    plain = {
+        role: value.value if isinstance(value, Undecodable | Unrendered) else value for role, value in content.items()
+    }
     return xxhash.xxh3_128_hexdigest(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
 
 

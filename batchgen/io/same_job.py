@@ -24,6 +24,8 @@ def refuse_other_job(path: Place, there: Manifest, asked: Manifest) -> None:
     details = [f"{part} is {there.fingerprint.get(part)}, not {asked.fingerprint.get(part)}" for part in odd]
     if "job_fingerprint" in odd:
         details = [f"{key} is {a!r}, not {b!r}" for key, a, b in differences(there.spec, asked.spec)] or details
+    elif "inputs_digest" in odd and (other := _source_roots(there, asked)):
+        details = [f"the source run changed: its root was {then}, and is {now}" for then, now in other]
     elif "inputs_digest" in odd:
         changed = sorted({file.path for file in set(there.inputs) ^ set(asked.inputs)})
         details = [f"the input is another: {', '.join(changed) or 'the rows taken'}"]
@@ -32,6 +34,12 @@ def refuse_other_job(path: Place, there: Manifest, asked: Manifest) -> None:
         where=str(path),
         hint="choose another folder with --out, or undo the change to go on with this run",
     )
+
+
+def _source_roots(there: Manifest, asked: Manifest) -> list[tuple[str, str]]:
+    """(then, now) of each source run of a job whose root is another."""
+    then, now = ([*dict.fromkeys(file.run_root for file in m.inputs if file.run_root)] for m in (there, asked))
+    return [(a, b) for a, b in zip(then, now, strict=False) if a != b]
 
 
 def differences(a: Any, b: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

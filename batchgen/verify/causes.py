@@ -99,12 +99,14 @@ _MODEL: frozenset[Effect] = frozenset({"tokens", "logprobs", "engine_error"})
 _PROMPT: frozenset[Effect] = frozenset({"prompt", "prompt_error"})
 _NONE: frozenset[Effect] = frozenset()
 
+_A_PROMPT = re.compile(r"\]\.(columns|(prompt|messages)_template)\b")  # what the prompt of a row is made of
+
 # The first pattern that fits the whole key decides.
 _RULES: tuple[tuple[str, frozenset[Effect]], ...] = (
     (r"file .*", _INPUT),
-    (r"inputs\[\d+\]\.path", _NONE),  # the files themselves are compared
-    (r"inputs\[\d+\]\.(where|limit)", frozenset({"rows"})),
-    (r"inputs\[\d+\]\.columns\b.*", _PROMPT),
+    (r"inputs\[\d+\]\.(path|run|root)", _NONE),  # the files themselves are compared
+    (r"inputs\[\d+\]\.(where|limit|sample\b.*)", frozenset({"rows"})),
+    (r"inputs\[\d+\]\.(columns|prompt_template|messages_template)\b.*", _PROMPT),
     (r"inputs\[\d+\]\.passthrough\b.*", frozenset({"columns"})),
     (r"inputs\b.*", _INPUT | {"columns"}),
     (r"row_key\..*", _INPUT),
@@ -133,7 +135,7 @@ def _effects(key: str, a: Manifest, b: Manifest) -> frozenset[Effect]:
         and any(_is(row_key, "on_duplicate", "suffix") for row_key, _ in settings)
     ):
         acts = _INPUT  # k#2 is the second of the rows taken
-    if ".columns" in key and any(_is(row_key, "derive", "content_hash") for row_key, _ in settings):
+    if _A_PROMPT.search(key) and any(_is(row_key, "derive", "content_hash") for row_key, _ in settings):
         acts = acts | {"rows"}
     truncates = any(_is(prompts, "overlong", "truncate_left") for _, prompts in settings)
     if truncates and key.endswith(("max_model_len", "sampling.max_tokens")):

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from batchgen.errors import InputError, RowError
 from batchgen.io.canonical import columns_json
-from batchgen.io.inputs import file_sha256, input_files, scan_inputs
+from batchgen.io.inputs import entry_files, file_sha256, scan_inputs
 from batchgen.io.manifest import ShardRecord
 from batchgen.io.reader import InputRow, Inputs, read_passthrough, read_rows
 from batchgen.io.schema import OUTPUT_COLUMNS, output_schema
@@ -101,14 +101,13 @@ def _check_files(ledger: Ledger) -> None:
     known = dict(then)
     for index, entry in enumerate(ledger.spec.inputs):
         try:
-            files = input_files(entry.path, ledger.job_dir, f"inputs[{index}]")
+            files = entry_files(entry, ledger.job_dir, f"inputs[{index}]")
         except InputError as error:
-            hint = (
-                f"the job names it {entry.path!r}, seen from {ledger.job_dir.resolve()}; --job-dir names another folder"
-            )
+            named, seen_from = entry.path or entry.run, ledger.job_dir.resolve()
+            hint = f"the job names it {named!r}, seen from {seen_from}; --job-dir names another folder"
             raise InputError(f"the input is gone: {error.message}", where=error.where, hint=hint) from None
-        for path, label in files:
-            if label in known and (label, now := file_sha256(path)) not in then:
+        for path, label, digest, _ in files:
+            if label in known and (label, now := digest or file_sha256(path)) not in then:
                 message = f"has changed since the run: SHA-256 {now} now, {known[label]} then"
                 raise InputError(message, where=str(path), hint="put it back as it was; replay can do without it")
 

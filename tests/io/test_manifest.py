@@ -83,7 +83,10 @@ def test_what_was_written_before_is_not_taken_for_what_is_new() -> None:
 
 def test_the_json_is_that_of_the_whole() -> None:
     found = manifest(shard(0, 0, 2), shard(1, 2, 4))
-    assert json.loads(found.to_json()) == json.loads(json.dumps(asdict(found)))
+    whole = json.loads(json.dumps(asdict(found)))
+    for file in whole["inputs"]:
+        del file["run_root"]  # only where there is one
+    assert json.loads(found.to_json()) == whole
     assert list(json.loads(found.to_json())) == [field.name for field in fields(Manifest)]
 
 
