@@ -7,6 +7,7 @@ import xxhash
 
 _DOMAIN = b"batchgen.sample_seed.v1\0"
 _LOT = b"batchgen.lot.v1\0"
+_SEED_AND_SIZE, _INDEX, _SEED = (struct.Struct(form).pack for form in ("<QQ", "<I", "<Q"))
 
 
 def sample_seed(job_seed: int, row_key: str, sample_index: int) -> int:
@@ -19,8 +20,7 @@ def sample_seed(job_seed: int, row_key: str, sample_index: int) -> int:
     `job_seed` is in [0, 2^64), `sample_index` in [0, 2^32); outside, struct.error.
     """
     key = row_key.encode()
-    identity = struct.pack("<QQ", job_seed, len(key)) + key + struct.pack("<I", sample_index)
-    return xxhash.xxh3_64_intdigest(_DOMAIN + identity)
+    return xxhash.xxh3_64_intdigest(_DOMAIN + _SEED_AND_SIZE(job_seed, len(key)) + key + _INDEX(sample_index))
 
 
 def sample_seeds(job_seed: int, row_keys: Sequence[str], sample_indices: Sequence[int]) -> list[int]:
@@ -49,5 +49,5 @@ def lot(seed: int, purpose: str) -> float:
 
     The samples whose lot is below a share are about that share of all, the same ones wherever they are made.
     """
-    drawn = xxhash.xxh3_64_intdigest(_LOT + purpose.encode() + struct.pack("<Q", seed))
+    drawn = xxhash.xxh3_64_intdigest(_LOT + purpose.encode() + _SEED(seed))
     return (drawn >> 11) / 2.0**53

@@ -103,7 +103,8 @@ def run_shards(
     while left:
         for completion in engine.generate(_while_room(rows, held)):
             held.answer(completion)
-            left -= _commit_complete(held, commit)
+            if held.has_complete:
+                left -= _commit_complete(held, commit)
         held.check_answered()
         left -= _commit_complete(held, commit)
 

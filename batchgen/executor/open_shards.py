@@ -66,6 +66,10 @@ class OpenShards:
         """At most `window` samples and one shard are held."""
         return len(self._shards) < 2 or self._num_samples < self._window
 
+    @property
+    def has_complete(self) -> bool:
+        return bool(self._complete)
+
     def open(self, shard: Shard, passthrough: pa.Table) -> None:
         size = shard.num_rows * self._n
         self._shards[shard.index] = OpenShard(shard, [None] * size, passthrough, missing=size)
@@ -150,7 +154,8 @@ class OpenShards:
         else:
             parts = (completion.logprobs, completion.top_logprobs_ids, completion.top_logprobs_values)
             wanted = 0 if self._logprobs is None else 3 if self._logprobs else 1
-            whole = all(part is not None and len(part) == len(completion.token_ids) for part in parts[:wanted])
+            size = len(completion.token_ids)
+            whole = not wanted or all(part is not None and len(part) == size for part in parts[:wanted])
         if not whole:
             where = _name((completion.row_key, completion.sample_index))
             raise BatchgenError("a completion is not whole", where=where, hint=_OURS)

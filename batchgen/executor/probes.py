@@ -86,10 +86,12 @@ class Probes:
         """The first answer of a chosen sample has come."""
         self._waiting.append(Probe(request, first, shard, self._ended))
 
-    def due(self) -> Iterator[Request]:
+    def due(self) -> list[Request]:
         """Those that have waited long enough, to be asked again now."""
+        found = []
         while self._waiting and self._ended - self._waiting[0].ended >= self._apart:
-            yield self._ask(self._waiting.popleft())
+            found.append(self._ask(self._waiting.popleft()))
+        return found
 
     def rest(self) -> Iterator[Request]:
         """When nothing else can be asked: half of those that wait, the last first.
