@@ -217,5 +217,5 @@ def test_stats_count_what_was_done() -> None:
 def test_a_runner_that_draws_too_few_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     step = FakeRunner.step
     monkeypatch.setattr(FakeRunner, "step", lambda self, chunks: step(self, chunks)[1:])
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="rows of"):
         generate(make_engine())
