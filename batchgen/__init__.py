@@ -8,11 +8,11 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchgen.engine.engine import Engine
     from batchgen.errors import BatchgenError
     from batchgen.executor.run_config import RunConfig
     from batchgen.job import run_job
     from batchgen.records import Completion, Request, SamplingParams
+    from batchgen.rollout import Engine
     from batchgen.spec import JobSpec, load_spec
     from batchgen.verify.integrity import verify_run
 
@@ -34,7 +34,7 @@ __version__ = version("batchgen")
 _HOME = {
     "BatchgenError": "errors",
     "Completion": "records",
-    "Engine": "engine.engine",
+    "Engine": "rollout",
     "JobSpec": "spec",
     "Request": "records",
     "RunConfig": "executor.run_config",

@@ -8,28 +8,19 @@ The job file gives the model and the chat template; its inputs are not read.
 import sys
 from pathlib import Path
 
-from batchgen import Request, RunConfig, SamplingParams, load_spec
-from batchgen.executor.start import start_engine
-from batchgen.io.reader import InputRow
-from batchgen.loader import load_model, prompt_builder
-from batchgen.seeds import sample_seed
+from batchgen import Engine, SamplingParams, load_spec
 
 QUESTION = "Name three things that float on water. Answer in one line."
 
 
 def main(path: Path) -> None:
     spec = load_spec(path)
-    model = load_model(spec, path.parent, progress=lambda done, total: None)
-    engine = start_engine(spec, model, RunConfig(out=Path("unused"), max_num_seqs=4))
-
-    chat = InputRow(row_key="float", where="", messages=[{"role": "user", "content": QUESTION}])
-    prompt = tuple(prompt_builder(spec, model).build(chat))
-    params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=32, logprobs=0)
-    requests = [Request("float", index, sample_seed(7, "float", index), prompt, params) for index in range(4)]
-
-    # They come back as they end; the bytes of each are its own, whatever the order and whoever else was running.
-    for completion in sorted(engine.generate(requests), key=lambda completion: completion.sample_index):
-        print(f"{completion.sample_index}  {sum(completion.logprobs or ()):8.3f}  {completion.text!r}")
+    chat = [{"role": "user", "content": QUESTION}]
+    params = SamplingParams(n=4, temperature=0.8, top_p=0.95, max_tokens=32, logprobs=0)
+    with Engine.open(spec.resolved()["model"], numerics=spec.numerics, max_num_seqs=4) as engine:
+        for rollout in engine.generate({"float": chat}, params, seed=7):
+            answer = rollout.completion
+            print(f"{answer.sample_index}  {sum(answer.logprobs or ()):8.3f}  {answer.text!r}")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,19 @@ class Engine:
             generation.close()
             self._busy = False
 
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """A block in which the weights are replaced: before it nothing is generated, after it nothing cached.
+
+        Raises EngineError while it generates.
+        """
+        if self._busy:
+            raise EngineError("this engine is generating", hint="finish or close the iterator first")
+        self._busy = True  # and for good, if the block fails: what the weights are is not known then
+        yield
+        self.blocks.forget()
+        self._busy = False
+
     def run_of(self, generation: Generation) -> Run:
         """What runs the steps of `generation`."""
         if self.limits.looks_ahead:
