@@ -6,7 +6,7 @@ import io
 import os
 import posixpath
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from batchgen.errors import RunError
 
 _DENIED = ("AccessDenied", "Forbidden", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 _UNMET = ("PreconditionFailed", "ConditionalRequestConflict")  # of a conditional write
+_TRIES = 10  # to read a small object that others write
 _STAMPS = ("ETag", "etag", "md5Hash", "mtime", "updated", "LastModified", "created")  # what stores tell of a version
 
 
@@ -24,6 +25,10 @@ class StoreError(RunError, OSError):
     def __init__(self, message: str, *, where: str, hint: str = "") -> None:
         RunError.__init__(self, message, where=where, hint=hint)
         self.errno, self.strerror = errno.EIO, message
+
+
+class Changed(StoreError):
+    """An object is no longer the version that is being read."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -124,9 +129,11 @@ class ObjectPath:
 
     def read_version(self) -> tuple[bytes, str]:
         """The bytes of an object, and what `write_over` needs to replace these and no others."""
-        with self.open() as file:
-            data = file.readall()
-            return data, file.version or _digest(data)
+        for _ in range(_TRIES):
+            with suppress(Changed), self.open() as file:
+                data = file.readall()
+                return data, file.version or _digest(data)
+        raise Changed("changes all the time", where=self.url)
 
     def write(self, data: bytes) -> None:
         """Replace the object, if there is one: whoever reads gets the old bytes or the new."""
@@ -272,7 +279,7 @@ def _told(error: Exception, url: str) -> OSError:
     code = _code(error)
     bucket = "/".join(url.split("/")[:3])
     if type(error).__name__ == "FileExpired":
-        return StoreError("has changed while it was read", where=url)
+        return Changed("has changed while it was read", where=url)
     if code in _UNMET or isinstance(error, FileExistsError):
         return FileExistsError(errno.EEXIST, "another has written it", url)
     if code == "NoSuchBucket":

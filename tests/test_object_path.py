@@ -12,7 +12,7 @@ import pytest
 from support.s3 import client, credentials, new_bucket, objects, s3_server
 
 from batchgen.errors import RunError
-from batchgen.object_path import ObjectPath, StoreError
+from batchgen.object_path import Changed, ObjectFile, ObjectPath, StoreError
 from batchgen.places import stamp
 
 
@@ -92,8 +92,27 @@ def test_an_open_file_stays_one_version(bucket: ObjectPath) -> None:
     (bucket / "b").write(b"one")
     with (bucket / "b").open() as file:
         (bucket / "b").write(b"two")
-        with pytest.raises(StoreError, match="has changed while it was read"):
+        with pytest.raises(Changed, match="has changed while it was read"):
             file.read()
+
+
+def test_a_version_goes_with_its_bytes(bucket: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when another is written between the two requests of a read; not for ever."""
+    (bucket / "b").write(b"0")
+    writes = iter([b"1", b"2"])
+
+    def read(file: ObjectFile) -> bytes:
+        if (data := next(writes, None)) is not None:
+            (bucket / "b").write(data)
+        return file.read()
+
+    monkeypatch.setattr(ObjectFile, "readall", read)
+    data, version = (bucket / "b").read_version()
+    assert data == b"2"
+    (bucket / "b").write_over(b"3", version)
+    writes = iter([b"%d" % number for number in range(99)])
+    with pytest.raises(Changed, match="changes all the time"):
+        (bucket / "b").read_version()
 
 
 def test_a_new_object_replaces_none(folder: ObjectPath) -> None:

@@ -29,7 +29,7 @@ from batchgen.object_path import ObjectPath
 from batchgen.places import place
 
 POINTS = ("open part", "rename part", "open manifest", "rename manifest")
-OBJECT_POINTS = ("before job", "before part", "after part", "before manifest", "after manifest")
+OBJECT_POINTS = ("before job", "before part", "before manifest", "after manifest")
 
 
 def kill_at_object(when: str, what: str, count: int) -> None:
