@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from batchgen.io.reader import Inputs, open_parquet
 from batchgen.plan import Plan, Shard
 
+_STEPS = 8  # of weights, between one and its double
+
 
 class ShardQueue:
     """The shards that no replica has. Long ones first, so that none of them is what all wait for at the end."""
@@ -33,9 +35,11 @@ class ShardQueue:
 def prompt_bytes(inputs: Inputs, plan: Plan) -> NDArray[np.float64]:
     """[shards] about how long the prompts of each shard are together, as bytes in Parquet before compression.
 
-    By the metadata of the files alone: the rows of a row group count as equally long. Raises InputError.
+    By the metadata of the files alone: the rows of a row group count as equally long. In steps of a tenth, so that
+    shards that are much alike are equal, and are made in the order in which they are read: whoever begins in the middle
+    of a row group decodes all of it that lies before. Raises InputError.
     """
-    ends, sizes = [0], [0.0]  # of all row groups up to here: rows that are taken, bytes
+    ends, sizes, means = [0], [0.0], []  # of all row groups up to here: rows that are taken, bytes; of each: of a row
     for file in inputs.files:
         names = tuple(file.prompt_columns.values())
         with open_parquet(file.path) as parquet:
@@ -46,10 +50,18 @@ def prompt_bytes(inputs: Inputs, plan: Plan) -> NDArray[np.float64]:
                 size = sum(c.total_uncompressed_size for c in columns if _is_of(c.path_in_schema, names))
                 taken = _taken(file.rows, file.count, first, first + group.num_rows)
                 first += group.num_rows
-                ends.append(ends[-1] + taken)
-                sizes.append(sizes[-1] + size * taken / max(1, group.num_rows))
-    bounds = [*(shard.start for shard in plan.shards), plan.num_rows]
-    return np.diff(np.interp(bounds, ends, sizes))
+                if taken:
+                    means.append(size / group.num_rows)
+                    ends.append(ends[-1] + taken)
+                    sizes.append(sizes[-1] + means[-1] * taken)
+    bounds = np.array([*(shard.start for shard in plan.shards), plan.num_rows])
+    begin, end = np.searchsorted(ends, bounds[:-1], "right") - 1, np.searchsorted(ends, bounds[1:], "left") - 1
+    inside = np.diff(bounds) * np.array(means)[begin]  # exactly equal for all shards of a row group
+    return _in_steps(np.where(begin == end, inside, np.diff(np.interp(bounds, ends, sizes))))
+
+
+def _in_steps(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp2(np.round(np.log2(np.maximum(weights, 1.0)) * _STEPS) / _STEPS)
 
 
 def _taken(rows: NDArray[np.int64] | None, count: int, start: int, stop: int) -> int:
