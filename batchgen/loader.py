@@ -20,6 +20,7 @@ from batchgen.places import Place
 from batchgen.records import SamplingParams
 from batchgen.spec import JobSpec, load_spec
 from batchgen.text.prompt import PromptBuilder
+from batchgen.text.structured import check_structured, grammar_digest
 from batchgen.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int | None], None]  # bytes fetched, bytes in all if known
@@ -120,7 +121,7 @@ def load_job(
             params=params,
             build_prompt=prompt_builder(spec, model).build,
             bad_words_token_ids=bad_words_token_ids(params, model.tokenizer),
-            digests={"limits": limits_json(model)},
+            digests={"limits": limits_json(model), **grammar_digest(params)},
         )
     return job, model
 
@@ -136,6 +137,7 @@ def _check_limits(params: SamplingParams, model: LoadedModel) -> None:
     if params.max_tokens >= model.max_model_len:
         message = f"{params.max_tokens} leaves no room for a prompt in max_model_len {model.max_model_len}"
         raise SpecError(message, where="sampling.max_tokens")
+    check_structured(params, model.tokenizer, vocab_size, model.eos_token_ids)
 
 
 def limits_json(model: LoadedModel) -> str:

@@ -27,6 +27,9 @@ def check_request(request: Request, vocab_size: int) -> None:
         raise EngineError("holds an empty word", where=f"{where}: bad_words_token_ids")
     if request.continuation is not None and not request.continuation:
         raise EngineError("holds no token", where=f"{where}: continuation")
+    if request.continuation is not None and request.params.structured_outputs is not None:
+        hint = "leave structured_outputs out: raw logprobs do not depend on them"
+        raise EngineError("does not go with structured_outputs", where=f"{where}: continuation", hint=hint)
     for field, ids in (
         ("continuation", request.continuation or ()),
         ("stop_token_ids", request.params.stop_token_ids),

@@ -10,11 +10,12 @@ from typing import Protocol, TypeAlias
 from batchgen.engine.admission import ModelLimits, check_prompt, check_request
 from batchgen.engine.batch import Chunk, Sampled
 from batchgen.engine.block_manager import BlockManager
+from batchgen.engine.matcher import Matcher
 from batchgen.engine.scheduler import Limits, Scheduler
 from batchgen.engine.sequence import Sequence
 from batchgen.engine.stop import Decoder, Ending, StopChecker
-from batchgen.errors import RowError
-from batchgen.records import Completion, Request
+from batchgen.errors import EngineError, RowError
+from batchgen.records import Completion, Request, StructuredOutputs
 
 Run: TypeAlias = Callable[[list[Chunk]], list[Sampled]]  # what a runner does in one step
 
@@ -24,6 +25,10 @@ class Detokenizer(Protocol):
 
     def decoder(self, *, skip_special_tokens: bool) -> Decoder:
         """A fresh decoder for one output."""
+
+    def matcher(self, outputs: StructuredOutputs, vocab_size: int) -> Matcher:
+        """What watches one output of a model with so many ids. Raises ValueError for what cannot be compiled, and
+        RowError where no text can begin."""
 
 
 @dataclass(slots=True)
@@ -137,8 +142,14 @@ class Generation:
             return _scored(sequence)
         self._stats.output_tokens += 1
         sequence.append(draw.token_id, draw.logprob, draw.top_ids, draw.top_values)
-        ending = sequence.stop.push(draw.token_id)
-        return _completed(sequence, ending) if ending else None
+        if ending := sequence.stop.push(draw.token_id):
+            return _completed(sequence, ending)
+        if sequence.matcher is not None:
+            try:
+                sequence.matcher.accept(draw.token_id)
+            except RowError as error:
+                return _failed(sequence.request, error)
+        return None
 
     def _arrivals(self, requests: Iterable[Request | None]) -> Iterator[Sequence | None]:
         """The requests as sequences; None for one that cannot be answered, whose completion goes to `refused`."""
@@ -150,13 +161,24 @@ class Generation:
             check_request(request, self._model.vocab_size)
             try:
                 check_prompt(request, self._model)
+                matcher = self._matcher(request)
             except RowError as error:
                 self.refused.append(_failed(request, error))
                 yield None
                 continue
             decoder = self._detokenizer.decoder(skip_special_tokens=request.params.skip_special_tokens)
-            yield Sequence(request, arrival, StopChecker(request.params, self._model.eos_token_ids, decoder))
+            yield Sequence(request, arrival, StopChecker(request.params, self._model.eos_token_ids, decoder), matcher)
             arrival += 1
+
+    def _matcher(self, request: Request) -> Matcher | None:
+        outputs = request.params.structured_outputs
+        if outputs is None:
+            return None
+        try:
+            return self._detokenizer.matcher(outputs, self._model.vocab_size)
+        except ValueError as error:
+            where = f"request {request.row_key!r}, sample {request.sample_index}: structured_outputs.{outputs.kind}"
+            raise EngineError(str(error), where=where) from error
 
 
 def _completed(sequence: Sequence, ending: Ending) -> Completion:
@@ -191,6 +213,9 @@ def _scored(sequence: Sequence) -> Completion:
 
 
 def _not_finite(sequence: Sequence, position: int) -> Completion:
+    if sequence.matcher is not None and sequence.request.bad_words_token_ids:
+        message = f"logits are not finite, or bad_words ban all that the grammar allows, at output position {position}"
+        return _failed(sequence.request, RowError("grammar", message))
     message = f"logits are not finite at output position {position}"
     return _failed(sequence.request, RowError("non_finite_logits", message))
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from batchgen.engine.admission import ModelLimits
 from batchgen.engine.batch import Chunk
+from batchgen.engine.matcher import Matcher
 from batchgen.engine.model_runner import step_tensors
 from batchgen.engine.sampling import sample_rows
 from batchgen.engine.sequence import Sequence
@@ -43,11 +44,18 @@ class Scores:
 
 
 @torch.inference_mode()
-def scores_after(decoder: AnyDecoder, limits: ModelLimits, request: Request, output: Ids[int]) -> Scores:
-    """The scores at the position after the prompt of `request` and the tokens `output`, computed alone."""
-    sequence = Sequence(request, 0, StopChecker(request.params, limits.eos_token_ids, _Silent()))
+def scores_after(
+    decoder: AnyDecoder, limits: ModelLimits, request: Request, output: Ids[int], matcher: Matcher | None = None
+) -> Scores:
+    """The scores at the position after the prompt of `request` and the tokens `output`, computed alone.
+
+    `matcher`: a fresh one, where the request has structured outputs. Raises RowError where it does not take `output`.
+    """
+    sequence = Sequence(request, 0, StopChecker(request.params, limits.eos_token_ids, _Silent()), matcher)
     for token_id in output:
         sequence.append(token_id, 0.0, (), ())
+        if matcher is not None:
+            matcher.accept(token_id)
     num_blocks = -(-sequence.num_tokens // BLOCK_SIZE)
     sequence.block_table = list(range(num_blocks))
     cache = decoder.new_cache(num_blocks)

@@ -1,5 +1,9 @@
 """One request on its way through the engine."""
 
+import numpy as np
+from numpy.typing import NDArray
+
+from batchgen.engine.matcher import Matcher
 from batchgen.engine.stop import StopChecker
 from batchgen.records import Request
 
@@ -14,10 +18,12 @@ class Sequence:
     A given continuation counts as prompt here, but for its last token, which is all that is left to "draw".
     """
 
-    def __init__(self, request: Request, arrival: int, stop: StopChecker) -> None:
+    def __init__(self, request: Request, arrival: int, stop: StopChecker, matcher: Matcher | None = None) -> None:
+        """`matcher` knows what the output must look like; None: anything."""
         self.request = request
         self.arrival = arrival  # 0, 1, 2, … in the order in which requests were read
         self.stop = stop
+        self.matcher = matcher
         self.token_ids = [*request.prompt_token_ids, *(request.continuation or ())[:-1]]
         self.num_prompt = len(self.token_ids)
         self.num_unscored = len(self.token_ids) - len(request.prompt_token_ids)  # of the given tokens before the last
@@ -60,16 +66,20 @@ class Sequence:
         return self._seen
 
     @property
-    def banned_token_ids_now(self) -> frozenset[int]:
-        """Ids that the next draw must not give.
+    def banned_token_ids_now(self) -> frozenset[int] | NDArray[np.int32]:
+        """Ids that the next draw must not give, an array where a grammar bans most of them.
 
-        Those that would end the sequence before `min_tokens`, and the last id of each bad word whose other ids are
-        the latest output ids (the prompt does not count).
+        Those that would end the sequence before `min_tokens`, the last id of each bad word whose other ids are
+        the latest output ids (the prompt does not count), and those that the output's grammar does not allow.
         """
         banned = self.stop.ending_token_ids if self.num_output < self.request.params.min_tokens else frozenset()
-        if not self.request.bad_words_token_ids:
+        if self.request.bad_words_token_ids:
+            words = self.request.bad_words_token_ids
+            banned = banned.union(word[-1] for word in words if self._output_ends_with(word[:-1]))
+        if self.matcher is None:
             return banned
-        return banned.union(word[-1] for word in self.request.bad_words_token_ids if self._output_ends_with(word[:-1]))
+        by_grammar = self.matcher.banned(self.stop.ending_token_ids)
+        return np.union1d(by_grammar, np.array(list(banned), np.int32)) if banned else by_grammar
 
     def _output_ends_with(self, ids: tuple[int, ...]) -> bool:
         return len(ids) <= self.num_output and tuple(self.token_ids[self.num_tokens - len(ids) :]) == ids

@@ -24,7 +24,10 @@ class IdLists:
 
     @classmethod
     def of(cls, rows: Sequence[Iterable[int]]) -> "IdLists":
-        """Ids alone."""
+        """Ids alone; a row may be an int32 array."""
+        if any(isinstance(row, np.ndarray) for row in rows):
+            arrays = [row if isinstance(row, np.ndarray) else np.array(list(row), np.int32) for row in rows]
+            return cls(np.cumsum([0, *map(len, arrays)], dtype=np.int32), np.concatenate(arrays))
         lists = [list(row) for row in rows]
         start = np.cumsum([0, *map(len, lists)], dtype=np.int32)
         return cls(start, np.array([i for ids in lists for i in ids], np.int32))

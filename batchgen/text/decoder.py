@@ -7,6 +7,7 @@ time in proportion to the text it adds, never to the text before it.
 import codecs
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from batchgen.errors import ModelError
@@ -24,6 +25,10 @@ class Decoder(Protocol):
 
     def finish(self) -> str: ...
 
+    @staticmethod
+    def bytes_of(token: str) -> bytes:
+        """What a token adds to the bytes of a text that does not begin with it."""
+
 
 def decoder_factory(spec: Any) -> Callable[[Piece], Decoder]:
     """What makes decoders for the `decoder` part of a tokenizer.json. Raises ModelError for an unknown kind."""
@@ -35,7 +40,7 @@ def decoder_factory(spec: Any) -> Callable[[Piece], Decoder]:
             case []:
                 return ByteFallbackDecoder
             case [{"type": "Strip", "content": " ", "start": int(leading), "stop": 0}]:
-                return lambda piece: ByteFallbackDecoder(piece, leading)
+                return partial(ByteFallbackDecoder, leading=leading)
     raise ModelError(
         f"the tokenizer's decoder is not supported: {spec!r}",
         hint="known: ByteLevel, and SentencePiece's Sequence of Replace, ByteFallback, Fuse and a leading Strip",
@@ -63,6 +68,11 @@ class ByteLevelDecoder:
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
 
+    @staticmethod
+    def bytes_of(token: str) -> bytes:
+        """See Decoder."""
+        return _token_bytes(token)
+
 
 class ByteFallbackDecoder:
     """SentencePiece: tokens are text with U+2581 for a space; characters not in the vocabulary are runs of byte tokens.
@@ -88,6 +98,12 @@ class ByteFallbackDecoder:
         text = self._strip(self._end_run())
         self._to_strip = self._leading
         return text
+
+    @staticmethod
+    def bytes_of(token: str) -> bytes:
+        """See Decoder."""
+        byte = _BYTE_TOKEN.fullmatch(token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode("utf-8")
 
     def _end_run(self) -> str:
         run, self._run = self._run, bytearray()

@@ -8,8 +8,10 @@ from typing import Any, Literal, Self
 import tokenizers
 
 from batchgen.errors import ModelError, RowError
+from batchgen.records import StructuredOutputs
 from batchgen.text.decoder import Decoder, decoder_factory
 from batchgen.text.gguf_vocab import parts_from_gguf
+from batchgen.text.grammar import Grammars, Matcher, Vocabulary
 from batchgen.text.hf_folder import read_folder
 from batchgen.text.marks import ControlTokens, Marks
 from batchgen.text.parts import TokenizerParts
@@ -123,6 +125,34 @@ class Tokenizer:
     def decoder(self, *, skip_special_tokens: bool = True) -> Decoder:
         """Decodes one id at a time, to the same text as `decode`."""
         return self._make_decoder(self._visible_piece if skip_special_tokens else self._inner.id_to_token)
+
+    def matcher(self, outputs: StructuredOutputs, vocab_size: int) -> Matcher:
+        """What watches one text of a model with so many ids. Raises as Grammars.matcher."""
+        return self._grammars.matcher(outputs, vocab_size)
+
+    def can_match(self, regex: str, length: int) -> bool:
+        """See Grammars."""
+        return self._grammars.can_match(regex, length)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of every token."""
+        decoder = self._make_decoder(lambda token_id: "\u2581")
+        pieces = [self._inner.id_to_token(token_id) for token_id in range(self.vocab_size)]
+        return Vocabulary(
+            [decoder.bytes_of(piece) if piece else b"" for piece in pieces],
+            self._control_ids,
+            lambda text: self._encode(text).ids,
+            strips_space=not decoder.push(0) + decoder.finish(),
+        )
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.vocabulary)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to other processes; they compile grammars anew."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("vocabulary", "_grammars")}
 
     def _added_around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ids that the post-processor puts before and after a text."""

@@ -23,6 +23,7 @@ from batchgen.places import Place, join
 from batchgen.records import Request, SamplingParams
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
+from batchgen.text.structured import grammar_digest
 from batchgen.verify.integrity import off_plan
 
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes", "prefix_cache", "threads")  # of a RunConfig
@@ -55,6 +56,7 @@ class Ledger:
         then = manifest.fingerprint
         _same(str(model.path), "tokenizer", then.get("tokenizer_digest"), model.tokenizer.digest)
         _same(str(model.path), "limits", then.get("limits"), limits_json(model))
+        _same_grammars(run, then.get("grammars"), grammar_digest(spec.sampling).get("grammars"))
         return cls(run, manifest, spec, model, job_dir, bad_words_token_ids(spec.sampling, model.tokenizer))
 
     @property
@@ -121,7 +123,7 @@ class Ledger:
         return sample_seed(self.spec.seed, row_key, sample_index)
 
 
-_OF_THE_JOB = {"job_fingerprint", "inputs_digest", "params_hash", "limits"}
+_OF_THE_JOB = {"job_fingerprint", "inputs_digest", "params_hash", "limits", "grammars"}
 _PARTS = {
     "numerics": "the numerics profile is",
     "kernel_set": "the kernels have the digest",
@@ -184,6 +186,12 @@ def _load_model(spec: JobSpec, job_dir: Place, on_fetch: Progress) -> LoadedMode
                 hint=f"the job names it {spec.model.path!r}; --job-dir says from which folder, if the run was moved",
             ) from error
         raise
+
+
+def _same_grammars(run: Place, then: str | None, now: str | None) -> None:
+    if now != then:
+        message = f"grammars were compiled by {then}, and here by {now}"
+        raise EngineError(message, where=str(run / FILE_NAME), hint=f"install {then}: another may allow other tokens")
 
 
 def _same(where: str, what: str, then: str | None, now: str) -> None:

@@ -105,7 +105,9 @@ class Scorer:
 
     def draw(self, request: Request, output: Sequence[int], stored: int | None, made: int | None) -> Draw:
         """The draw after `output`, with the two tokens that came of it."""
-        scores = scores_after(self._decoder, self._limits, request, output)
+        outputs = request.params.structured_outputs
+        matcher = None if outputs is None else self._tokenizer.matcher(outputs, self._limits.vocab_size)
+        scores = scores_after(self._decoder, self._limits, request, output, matcher)
         old, new = (None if token is None else self._candidate(scores, token) for token in (stored, made))
         margin = None
         if old and new and old.score is not None and new.score is not None:

@@ -12,7 +12,8 @@ from itertools import count
 
 from batchgen.engine.batch import Chunk, Sampled
 from batchgen.engine.block_manager import BlockManager
-from batchgen.records import Request
+from batchgen.engine.matcher import Matcher
+from batchgen.records import Request, StructuredOutputs
 
 PIECES = [
     b"a",
@@ -50,6 +51,9 @@ class FakeDecoder:
 class FakeDetokenizer:
     def decoder(self, *, skip_special_tokens: bool) -> FakeDecoder:
         return FakeDecoder(skip_special_tokens)
+
+    def matcher(self, outputs: StructuredOutputs, vocab_size: int) -> Matcher:
+        raise NotImplementedError("a hash of everything has no grammar")
 
 
 def mix(*values: int) -> int:
