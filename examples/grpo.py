@@ -188,8 +188,8 @@ def write_model(folder: Path, model: TinyLlama) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
-def train(folder: Path, steps: int) -> Iterator[tuple[float, str]]:
-    """The mean reward of each step, and the digest of the weights after it."""
+def train(folder: Path, steps: int, **limits: Any) -> Iterator[tuple[float, str]]:
+    """The mean reward of each step, and the digest of the weights after it. No limit of the engine changes either."""
     torch.manual_seed(7)
     torch.set_num_threads(1)
     model = TinyLlama()
@@ -197,7 +197,7 @@ def train(folder: Path, steps: int) -> Iterator[tuple[float, str]]:
     write_model(folder, model)
     problems = ["".join(letters) for letters in product(LETTERS, repeat=3)]
     chosen = torch.Generator().manual_seed(7)
-    with Engine.open(folder, max_num_seqs=512, max_num_batched_tokens=1024, kv_cache_bytes=1 << 25) as engine:
+    with Engine.open(folder, **{"max_num_seqs": 512, "max_num_batched_tokens": 1024, **limits}) as engine:
         for step in range(steps):
             some = [problems[i] for i in torch.randperm(len(problems), generator=chosen)[:PROMPTS_PER_STEP]]
             rollouts = engine.generate({problem: f"{problem}=" for problem in some}, PARAMS, seed=step)

@@ -135,11 +135,23 @@ def test_weights_that_are_half_there_answer_nothing(engine: Engine, monkeypatch:
         raise EngineError("self-test: the canary gives other bits")
 
     monkeypatch.setattr("batchgen.engine.new_weights.prove_canary", fails)
+    weights = tiny_weights(tiny_config("llama"), 1)
     with pytest.raises(EngineError, match="canary"):
-        engine.update_weights(tiny_weights(tiny_config("llama"), 1), version="one")
+        engine.update_weights(weights, version="one")
     assert engine.version == "initial"
-    with pytest.raises(EngineError):
-        engine.generate(PROMPTS, PARAMS)
+    for call in (lambda: engine.generate(PROMPTS, PARAMS), lambda: engine.update_weights(weights, version="two")):
+        with pytest.raises(EngineError, match="only partly replaced"):
+            call()
+
+
+def test_not_while_it_generates(engine: Engine) -> None:
+    request = engine.generate({"a": "Hello"}, replace(PARAMS, n=1))[0].request
+
+    at_work = engine._engine.generate([request, replace(request, sample_index=1)])
+    next(at_work)
+    with pytest.raises(EngineError, match="already generating"):
+        engine.update_weights(tiny_weights(tiny_config("llama"), 1), version="one")
+    at_work.close()
 
 
 def test_a_prompt_that_fails_is_its_own_rollout_s_error(engine: Engine) -> None:

@@ -38,7 +38,7 @@ class Engine:
         self.blocks = BlockManager(limits.num_blocks, BLOCK_SIZE, limits.prefix_cache_blocks)
         self.runner = runner
         self._detokenizer = detokenizer
-        self._busy = False
+        self._busy, self._usable = False, True
         self._check_limits()
 
     def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
@@ -59,8 +59,7 @@ class Engine:
 
         Raises EngineError until the one before has ended.
         """
-        if self._busy:
-            raise EngineError("this engine is already generating", hint="finish or close the earlier iterator first")
+        self._check_idle()
         self._busy = True
         generation = Generation(requests, self._detokenizer, self.model, self.limits, self.blocks, self.stats)
         try:
@@ -79,18 +78,23 @@ class Engine:
 
         Raises EngineError while it generates.
         """
-        if self._busy:
-            raise EngineError("this engine is generating", hint="finish or close the iterator first")
-        self._busy = True  # and for good, if the block fails: what the weights are is not known then
+        self._check_idle()
+        self._usable = False  # for good, if the block fails: nobody knows what the weights are then
         yield
         self.blocks.forget()
-        self._busy = False
+        self._usable = True
 
     def run_of(self, generation: Generation) -> Run:
         """What runs the steps of `generation`."""
         if self.limits.looks_ahead:
             return partial(cast(PlannedRunner, self.runner).step, plan=generation.plan)
         return self.runner.step
+
+    def _check_idle(self) -> None:
+        if not self._usable:
+            raise EngineError("the weights of this engine were only partly replaced", hint="start another one")
+        if self._busy:
+            raise EngineError("this engine is already generating", hint="finish or close the earlier iterator first")
 
     def _check_limits(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks"):
