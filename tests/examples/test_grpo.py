@@ -23,7 +23,7 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def trained(folder: Path, steps: int, **limits: Any) -> list[tuple[str, str]]:
     folder.mkdir()
     example = load("grpo")
-    example.PROMPTS_PER_STEP = 20
+    vars(example)["PROMPTS_PER_STEP"] = 20
     return [(reward.hex(), digest) for reward, digest in example.train(folder, steps, **limits)]
 
 
