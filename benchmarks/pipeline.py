@@ -86,8 +86,10 @@ class InstantEngine:
 
     def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
         for request in requests:
-            key, index = request.row_key, request.sample_index
-            yield Completion(key, index, self._tokens, "a short answer", "length", logprobs=self._logprobs)
+            yield self.completion(request.row_key, request.sample_index)
+
+    def completion(self, key: str, index: int) -> Completion:
+        return Completion(key, index, self._tokens, "a short answer", "length", logprobs=self._logprobs)
 
 
 class Sampler:
