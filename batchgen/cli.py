@@ -14,6 +14,7 @@ import click
 
 from batchgen import terminal
 from batchgen.commands import Commands, emit, leave
+from batchgen.data_commands import COMMANDS as DATA_COMMANDS
 from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, Interrupted, ModelError, SpecError, VerifyError
 from batchgen.executor.run_config import DeviceName, RunConfig
 from batchgen.io.first_rows import first_rows
@@ -379,6 +380,10 @@ def decoder(run: Place, manifest: Manifest) -> Callable[[Sequence[int]], str] | 
     except (ModelError, SpecError) as error:
         terminal.print_note(f"prompts are not shown, for the tokenizer is not at hand: {error.where} {error.message}")
         return None
+
+
+for command in DATA_COMMANDS:
+    cli.add_command(command)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from batchgen.records import Completion
 SCHEMA_VERSION = 2  # of the columns, the canonical bytes and the manifest; a change of any is a new version
 
 _IDS = pa.list_(pa.int32())
-_TEXTS: dict[str, str] = {
+COLUMN_TEXTS: dict[str, str] = {
     "row_key": "names the input row",
     "sample_index": "0 .. n-1, which of the row's samples",
     "seed": "uint64, from the job's seed, row_key and sample_index",
@@ -35,7 +35,7 @@ _TEXTS: dict[str, str] = {
     "params_hash": "xxh3_128 of the sampling parameters without n",
     ROW_HASH: "xxh3_128 of the row's other columns in canonical bytes",
 }
-OUTPUT_COLUMNS = frozenset(_TEXTS)
+OUTPUT_COLUMNS = frozenset(COLUMN_TEXTS)
 _HEAD = (
     pa.field("row_key", pa.string(), nullable=False),
     pa.field("sample_index", pa.int32(), nullable=False),
@@ -146,7 +146,7 @@ def rows_schema() -> dict[str, Any]:
         "description": f"One sample; schema version {SCHEMA_VERSION}. Passthrough columns follow the ones named here.",
         "type": "object",
         "properties": {
-            field.name: {"description": _TEXTS[field.name], "arrow": str(field.type)} | _json_type(field)
+            field.name: {"description": COLUMN_TEXTS[field.name], "arrow": str(field.type)} | _json_type(field)
             for field in everything
         },
         "required": [field.name for field in everything if field.name not in optional],

@@ -5,6 +5,20 @@ import click
 from batchgen.cli import cli
 
 SURFACE = {
+    "card": ["RUN", "--license", "--json"],
+    "export-openai": ["RUN", "OUT", "--errors", "--json"],
+    "import-openai": [
+        "BATCH",
+        "--job",
+        "--model",
+        "--sha256",
+        "--numerics",
+        "--max-tokens",
+        "--split",
+        "--errors",
+        "--json",
+    ],
+    "select": ["RUN", "--where", "--dedup", "--out", "--json"],
     "explain": ["RUN", "ROW_KEY", "--sample", "--against", "--job-dir", "--json"],
     "diff": ["A", "B", "--limit", "--out", "--json"],
     "plan": ["JOB", "--json"],

@@ -64,11 +64,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "verify.replay",
         "verify.explain",
     },
+    "pipelines": DATA,
+    "data_commands": DATA | {"commands", "loader", "options", "pipelines", "progress", "terminal"},
     "options": {"executor", "places"},
     "commands": {"errors", "terminal"},
     "cli": DATA
     | JOINED
-    | {"commands", "job", "options", "preflight", "progress", "report", "status", "terminal"}
+    | {"commands", "data_commands", "job", "options", "preflight", "progress", "report", "status", "terminal"}
     | {"verify.integrity", "verify.diff", "verify.ledger", "verify.replay", "verify.explain"},
     "__main__": {"cli"},
 }
@@ -90,7 +92,7 @@ UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", 
 UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", "stored_row")}
 
 HOME: dict[str, set[str]] = {
-    "click": {"cli", "commands", "options"},
+    "click": {"cli", "commands", "data_commands", "options"},
     "cuda": {"kernels.cuda"},
     "duckdb": {"io", "verify.diff"},
     "fsspec": {"places"},
@@ -111,7 +113,7 @@ HOME: dict[str, set[str]] = {
         "engine",
         "executor",
     },
-    "pyarrow": {"io", "verify", "executor", "report"},
+    "pyarrow": {"io", "verify", "executor", "pipelines", "report"},
     "pydantic": {"spec", "io"},
     "pydantic_core": {"spec"},
     "ray": {"executor.ray"},
@@ -122,13 +124,13 @@ HOME: dict[str, set[str]] = {
     "tokenizers": {"text"},
     "torch": {"kernels", "parallel", "layers", "models", "engine"},
     "triton": {"kernels.triton"},
-    "xxhash": {"seeds", "io", "models", "preflight", "engine"},
+    "xxhash": {"seeds", "io", "pipelines", "models", "preflight", "engine"},
 }
 
 # Imports inside functions: an extra that may be missing, or a command that must not pay for torch or must hear Ctrl-C
 # from its start.
 MAY_BE_LAZY = {"ray", "triton", "cuda", "huggingface_hub", "fsspec", "llguidance"}
-LAZY_FILES = {"batchgen.cli", "batchgen.__main__"}
+LAZY_FILES = {"batchgen.cli", "batchgen.data_commands", "batchgen.__main__"}
 
 
 def unit_of(module: str) -> str:

@@ -8,7 +8,7 @@ from contracts.source_tree import ROOT, tracked_files
 
 MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:work|root|home|Users|mnt/[a-z]+|data/[a-z]+)/[\w.-]+/")
 HOST = re.compile(r"https?://(?:[^/\s\"'`<>)@]*@)?([\w.-]+\.[a-z]{2,})\b")
-HOSTS = {"json-schema.org", "www.apache.org"}
+HOSTS = {"json-schema.org", "www.apache.org"} | {"schema.org", "mlcommons.org", "purl.org"}  # names of vocabularies
 BINARY = {".parquet", ".png", ".safetensors", ".gguf"}
 MAX_BYTES = 1_000_000
 

@@ -1,0 +1,1 @@
+"""From and to other forms: OpenAI's batch files, selections of rows, cards for data sets."""
