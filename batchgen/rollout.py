@@ -75,6 +75,11 @@ class Engine:
         return cls(spec, loaded, start_engine(spec, loaded, RunConfig(Path("unused"), **(fitting | limits))))
 
     @property
+    def model(self) -> LoadedModel:
+        """Its config, tokenizer and limits."""
+        return self._model
+
+    @property
     def version(self) -> str:
         """Of the weights, as `update_weights` was told last."""
         return self._version

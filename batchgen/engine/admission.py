@@ -49,7 +49,7 @@ def check_prompt(request: Request, model: ModelLimits) -> None:
         foreign = sorted({i for i in prompt if not 0 <= i < model.vocab_size})
         raise RowError("prompt_type", f"prompt ids {foreign} lie outside the vocabulary of {model.vocab_size}")
     if given is not None:
-        if len(prompt) + len(given) > model.max_model_len:
+        if len(prompt) + len(given) - 1 > model.max_model_len:  # the last token is never computed
             total = f"{len(prompt)} prompt tokens + {len(given)} of the continuation"
             raise RowError("prompt_overlong", f"{total} exceed max_model_len {model.max_model_len}")
     elif len(prompt) + max_tokens > model.max_model_len:

@@ -73,13 +73,13 @@ def test_in_the_order_of_the_pairs(engine: Engine) -> None:
         (((5,), ()), EngineError, "holds no token"),
         (((5,), (6, 100_000)), EngineError, r"ids \[100000\] lie outside the vocabulary"),
         (((-1,), (6,)), RowError, r"pair 1: prompt ids \[-1\] lie outside"),
-        ((ids(100), ids(61)), RowError, "100 prompt tokens [+] 61 of the continuation exceed max_model_len 160"),
+        ((ids(100), ids(62)), RowError, "100 prompt tokens [+] 62 of the continuation exceed max_model_len 160"),
     ],
 )
 def test_refused(engine: Engine, pair: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         score(engine, [(ids(3), ids(2)), pair])
-    assert len(score(engine, [(ids(100), ids(60))])[0].logprobs) == 60, "goes on, and takes the longest"
+    assert len(score(engine, [(ids(100), ids(61))])[0].logprobs) == 61, "goes on, and takes the longest"
 
 
 def test_logits_that_are_not_finite(tmp_path: Path) -> None:
