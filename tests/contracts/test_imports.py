@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "executor.rank": DATA | COMPUTE | {"text", "loader", "executor", "executor.start"},
     "executor.replica": DATA | COMPUTE | {"text", "loader", "executor", "executor.rank", "executor.start"},
     "rollout": DATA | COMPUTE | JOINED,
+    "integrations": DATA | COMPUTE | JOINED | {"rollout"},
     "job": DATA | JOINED | {"models"},
     "verify.ledger": DATA | JOINED | {"models", "engine", "verify.integrity"},
     "verify.replay": DATA | COMPUTE | JOINED | {"verify.ledger", "verify.integrity"},
@@ -100,6 +101,7 @@ HOME: dict[str, set[str]] = {
     "huggingface_hub": {"models.source"},
     "jinja2": {"row_template", "text", "report"},
     "llguidance": {"text"},
+    "lm_eval": {"integrations.lm_eval"},
     "numpy": {
         "io",
         "plan",
