@@ -97,6 +97,16 @@ WRONG_VALUES = [
     ("sampling: [n]", "sampling", "mapping"),
     ("sampling: {prompt_logprobs: 1}", "sampling.prompt_logprobs", "not supported yet"),
     ("sampling: {structured_outputs: {}}", "sampling.structured_outputs", "exactly one of"),
+    ("sampling: {structured_outputs: {regex: a, choice: [b]}}", "sampling.structured_outputs", "exactly one of"),
+    ("sampling: {structured_outputs: {regx: a}}", "sampling.structured_outputs.regx", "unknown key"),
+    ("sampling: {structured_outputs: {regex: ''}}", "sampling.structured_outputs.regex", "non-empty text"),
+    ("sampling: {structured_outputs: {choice: []}}", "sampling.structured_outputs.choice", "non-empty texts"),
+    ("sampling: {structured_outputs: {choice: [a, a]}}", "sampling.structured_outputs.choice", "twice"),
+    ("sampling: {structured_outputs: {json_schema: '{'}}", "sampling.structured_outputs.json_schema", "is no JSON"),
+    ("sampling: {structured_outputs: {json_schema: 1}}", "sampling.structured_outputs.json_schema", "string"),
+    ("sampling: {structured_outputs: {regex: a}, stop: [b]}", "sampling.stop", "does not go with structured_outputs"),
+    ("sampling: {structured_outputs: {regex: a}, ignore_eos: true}", "sampling.ignore_eos", "does not go with"),
+    ("sampling: {structured_outputs: {regex: a}, min_tokens: 2}", "sampling.min_tokens", "does not go with"),
     ("seed: -1", "seed", "greater than or equal to 0"),
     ("seed: 18446744073709551616", "seed", "less than or equal to 18446744073709551615"),
     ("seed: 7.0", "seed", "integer"),
@@ -304,6 +314,23 @@ name: small
 version: 1
 """)
     assert again.fingerprint() == base
+
+
+SCHEMAS = {
+    "mapping": "json_schema: {type: object, properties: {b: {type: string}, a: {}}}",
+    "text": """json_schema: '{"type": "object",  "properties": {"b": {"type": "string"}, "a": {}}}'""",
+    "other order": "json_schema: {type: object, properties: {a: {}, b: {type: string}}}",
+}
+
+
+def test_a_schema_is_the_same_as_a_mapping_and_as_text(load: Load) -> None:
+    """And another one in another order: that is the order of the answers."""
+    specs = {name: load(MINIMAL + f"sampling: {{structured_outputs: {{{line}}}}}\n") for name, line in SCHEMAS.items()}
+    prints = {name: spec.fingerprint() for name, spec in specs.items()}
+    assert prints["mapping"] == prints["text"] != prints["other order"]
+    for spec in specs.values():
+        assert JobSpec.from_resolved(json.loads(json.dumps(spec.resolved()))).sampling == spec.sampling
+    assert list(specs["text"].resolved()["sampling"]["structured_outputs"]) == ["json_schema"]
 
 
 def test_neighbouring_seeds_above_2_53_have_their_own_fingerprints() -> None:

@@ -19,6 +19,7 @@ from batchgen.records import StructuredOutputs
 
 # The written form of JSON is that of Python's json.dumps. Free white space lets a small model write it without end.
 _JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NO_TEXT = "NoExtensionBias"
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 _LONGEST = 1 << 20  # characters of a grammar
 
@@ -114,7 +115,7 @@ class Grammars:
         text = f"start: TEXT\nTEXT: /{pattern}/ & /(?s:.{{0,{length}}})/"
         inner = self._llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         inner.compute_bitmask()
-        return bool(inner.is_accepting()) or str(inner.stop_reason()) != "NoExtensionBias"
+        return not inner.is_error() or bool(inner.is_accepting()) or _reason(inner) != _NO_TEXT
 
     def _lark(self, outputs: StructuredOutputs) -> str:
         """`outputs` in llguidance's dialect of Lark. Raises GrammarError for what is too large or no JSON."""

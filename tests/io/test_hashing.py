@@ -12,7 +12,7 @@ from support.arrow_tables import tables
 
 from batchgen.io.canonical import to_plain
 from batchgen.io.hashing import MerkleTree, leaves, params_hash, shard_digest
-from batchgen.records import SamplingParams
+from batchgen.records import SamplingParams, StructuredOutputs
 
 
 def sha256(data: bytes) -> bytes:
@@ -121,6 +121,25 @@ def test_params_hash_is_of_the_parameters_without_n() -> None:
     assert params_hash(base) == params_hash(SamplingParams(n=8, temperature=0.5, logit_bias={7: 1.0}, stop=("a",)))
     others = [SamplingParams(), SamplingParams(temperature=0.5), SamplingParams(temperature=0.5, logit_bias={7: 2.0})]
     assert len({params_hash(params) for params in (base, *others)}) == 4
+
+
+def test_params_hash_knows_of_no_field_that_came_later() -> None:
+    """Runs that were made before there were grammars keep their hashes."""
+    assert params_hash(SamplingParams()) == "c23427dab74e60f5715812648291ec7c"
+
+
+def test_params_hash_is_of_the_grammar() -> None:
+    """With its order: properties are generated in the order of the schema."""
+    forms = [
+        StructuredOutputs(json_schema='{"properties":{"a":{},"b":{}}}'),
+        StructuredOutputs(json_schema='{"properties":{"b":{},"a":{}}}'),
+        StructuredOutputs(regex="a"),
+        StructuredOutputs(grammar="a"),
+        StructuredOutputs(choice=("a",)),
+        StructuredOutputs(choice=("a", "b")),
+    ]
+    hashes = {params_hash(SamplingParams(structured_outputs=form)) for form in (None, *forms)}
+    assert len(hashes) == 1 + len(forms)
 
 
 def test_short_rows_are_hashed_fast() -> None:
