@@ -17,6 +17,7 @@ from batchgen.commands import Commands, emit, leave
 from batchgen.data_commands import COMMANDS as DATA_COMMANDS
 from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, Interrupted, ModelError, SpecError, VerifyError
 from batchgen.executor.run_config import DeviceName, RunConfig
+from batchgen.export_command import export
 from batchgen.io.first_rows import first_rows
 from batchgen.io.hashing import parse_root
 from batchgen.io.manifest import Manifest, manifest_schema, read_manifest
@@ -382,7 +383,7 @@ def decoder(run: Place, manifest: Manifest) -> Callable[[Sequence[int]], str] | 
         return None
 
 
-for command in DATA_COMMANDS:
+for command in (*DATA_COMMANDS, export):
     cli.add_command(command)
 
 

@@ -6,6 +6,7 @@ from batchgen.cli import cli
 
 SURFACE = {
     "card": ["RUN", "--license", "--json"],
+    "export": ["RUN", "OUT", "--to", "--rewards", "--skip-errors", "--json"],
     "export-openai": ["RUN", "OUT", "--errors", "--json"],
     "import-openai": [
         "BATCH",

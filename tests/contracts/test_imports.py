@@ -67,11 +67,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "pipelines": DATA,
     "data_commands": DATA | {"commands", "loader", "options", "pipelines", "progress", "terminal"},
+    "exports": DATA,
+    "export_command": {"places", "commands", "exports", "options", "terminal"},
     "options": {"executor", "places"},
     "commands": {"errors", "terminal"},
     "cli": DATA
     | JOINED
-    | {"commands", "data_commands", "job", "options", "preflight", "progress", "report", "status", "terminal"}
+    | {
+        "commands",
+        "data_commands",
+        "export_command",
+        "job",
+        "options",
+        "preflight",
+        "progress",
+        "report",
+        "status",
+        "terminal",
+    }
     | {"verify.integrity", "verify.diff", "verify.ledger", "verify.replay", "verify.explain"},
     "__main__": {"cli"},
 }
@@ -93,7 +106,7 @@ UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", 
 UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", "stored_row")}
 
 HOME: dict[str, set[str]] = {
-    "click": {"cli", "commands", "data_commands", "options"},
+    "click": {"cli", "commands", "data_commands", "export_command", "options"},
     "cuda": {"kernels.cuda"},
     "duckdb": {"io", "verify.diff"},
     "fsspec": {"places"},
@@ -115,7 +128,7 @@ HOME: dict[str, set[str]] = {
         "engine",
         "executor",
     },
-    "pyarrow": {"io", "verify", "executor", "pipelines", "report"},
+    "pyarrow": {"io", "verify", "executor", "exports", "pipelines", "report"},
     "pydantic": {"spec", "io"},
     "pydantic_core": {"spec"},
     "ray": {"executor.ray"},
