@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from batchgen.errors import RowError
 from batchgen.io.reader import InputRow, Inputs, read_rows
@@ -97,10 +98,16 @@ def preflight(spec: JobSpec, inputs: Inputs, prompts: Prompts) -> Preflight:
         faults=tuple(fault for _, fault in sorted(faults.items())),
         control_token_rows=control_token_rows,
         first_control_token=first_control_token,
-        duplicate_prompts=answered - len(np.unique(np.frombuffer(hashes, np.uint64))),
+        duplicate_prompts=_repeated(np.frombuffer(hashes, np.uint64)),
         max_output_tokens=answered * spec.sampling.n * spec.sampling.max_tokens,
         max_output_bytes=_output_bytes(spec, inputs.num_rows, answered, counts.total),
     )
+
+
+def _repeated(hashes: NDArray[np.uint64]) -> int:
+    """How many equal an earlier one. They are sorted where they are: a copy would be as large as all that is held."""
+    hashes.sort()
+    return int(np.count_nonzero(hashes[1:] == hashes[:-1]))
 
 
 def _control_tokens(prompts: Prompts, row: InputRow) -> list[str]:
