@@ -156,7 +156,7 @@ def _check_out(out: Path) -> None:
         raise RunError("lies in a run folder, which holds its own files alone", where=str(out))
     if out.exists():
         try:
-            ours = MARK.encode() in (pq.read_schema(out).metadata or {})
+            ours = MARK.encode() in (pq.read_metadata(out).metadata or {})
         except (OSError, pa.ArrowException):
             ours = False
         if not ours:

@@ -24,7 +24,7 @@ class Rewards:
     def read(cls, path: Path) -> Self:
         """Raises InputError for a file that cannot be read, lacks a column, names a sample twice, or has no number."""
         try:
-            table = pq.read_table(path, columns=list(_COLUMNS))
+            table = pq.read_table(path)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"cannot be read: {str(error).splitlines()[0]}", where=str(path)) from None
         if lacking := [name for name in _COLUMNS if name not in table.column_names]:
