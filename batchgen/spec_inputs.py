@@ -81,8 +81,8 @@ class InputSpec(Section):
     """One or many Parquet files of the same columns, or the rows of a finished run."""
 
     path: Text | None = None
-    """A Parquet file or a glob of them, or an URL of these such as s3://BUCKET/KEY; relative to the job file. Digits sort
-    as numbers, part-2 before part-10."""
+    """A Parquet file or a glob of them, or an URL of these such as s3://BUCKET/KEY; relative to the job file. Digits
+    sort as numbers, part-2 before part-10."""
     run: Text | None = None
     """In place of path: the folder of a finished run, relative to the job file. Its samples are the rows."""
     root: Sha256 | None = None

@@ -155,7 +155,7 @@ def _refuse(out: Path) -> None:
         raise RunError("is a folder", where=str(out), hint="name a file: --out FILE.parquet")
     if out.exists():
         try:
-            ours = MARK.encode() in (pq.read_schema(out).metadata or {})
+            ours = MARK.encode() in (pq.read_metadata(out).metadata or {})
         except (OSError, pa.ArrowException):
             ours = False
         if not ours:
