@@ -1,13 +1,16 @@
 """Replicas on a Ray cluster: an actor each, in a placement group, whose rank processes are its children."""
 
+import io
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from threading import current_thread
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 from batchgen.errors import EngineError
 from batchgen.executor.actor import Opening, Replica, ReplicaSetup, open_replica
@@ -53,9 +56,24 @@ def cluster(address: str | None, cores: int) -> Iterator[list[Node]]:
             hint="batchgen must run on a machine of the cluster, with the same Ray and Python as its others",
         ) from error
     try:
-        yield _nodes(ray)
+        with redirect_stdout(_WithoutRay(sys.stdout)):
+            yield _nodes(ray)
     finally:
-        ray.shutdown()
+        with redirect_stdout(io.StringIO()):  # it prints what it had kept
+            ray.shutdown()
+
+
+class _WithoutRay(io.TextIOBase):
+    """The standard output without what Ray's own threads print there, such as the end of the log of a lost machine."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return len(text) if current_thread().name.startswith("ray_") else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @dataclass(slots=True)
@@ -135,16 +153,11 @@ class RayFleet:
 
 def _reason(error: Exception) -> str:
     """In one line: Ray tells a story, with paths and numbers of processes."""
-    kind = type(error).__name__
-    text = " ".join(str(error).split())
-    for sign, said in (
-        ("node died", "its machine is gone"),
-        ("The node", "its machine is gone"),
-        ("SIGKILL", "its process was killed"),
-        ("exit", "its process has ended"),
-    ):
-        if sign in text:
-            return f"{said} ({kind})"
+    kind, text = type(error).__name__, " ".join(str(error).split())
+    if "ode died" in text or "node was terminated" in text or "worker's node" in text:
+        return f"its machine is gone ({kind})"
+    if kind in ("ActorDiedError", "RayActorError"):
+        return f"its process has ended ({kind})"
     return f"it cannot be reached ({kind}: {text[:200]})"
 
 
@@ -190,4 +203,5 @@ def _ray() -> Any:
         raise EngineError(
             "Ray is not installed", where="ray", hint="pip install 'batchgen[cluster]'; one replica needs no Ray"
         ) from None
+    logging.getLogger("ray").setLevel(logging.ERROR)
     return ray
