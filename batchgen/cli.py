@@ -116,6 +116,7 @@ def run(
     """
     from batchgen.executor.start import ON_GPU, fitting_limits  # loads torch
     from batchgen.job import Cluster, run_job
+    from batchgen.report.groups import diversity_of, in_a_line
     from batchgen.terminal.job import print_report
 
     spec = load_spec(job)
@@ -128,10 +129,13 @@ def run(
     where = Cluster(ray, {name: value for name, value in ON_GPU.items() if name not in chosen})
     with display(terminal.ERR) as shown:
         report = run_job(job, config, where, on_fetch=shown.fetched, on_progress=shown.made)
+    # A folder on disk is read again at little cost, an object store is not.
+    groups = diversity_of(config.out, read_manifest(config.out)) if isinstance(config.out, Path) else None
     if as_json:
-        emit({"out": str(config.out), **asdict(report), "exit_code": report.exit_code})
+        diversity = groups and {"n": groups.n, "distinct": groups.distinct, "left_out": groups.left_out}
+        emit({"out": str(config.out), **asdict(report), "diversity": diversity, "exit_code": report.exit_code})
     else:
-        print_report(config.out, report)
+        print_report(config.out, report, in_a_line(groups) if groups else None)
     leave(report.exit_code)
 
 

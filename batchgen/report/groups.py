@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from batchgen.io.manifest import Manifest
+from batchgen.io.row_batches import row_batches
+from batchgen.places import Place
+
 LEAST = 10  # prompts that are named
+_BATCH_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,32 @@ class Groups:
         heapq.heappush(self._least, (-distinct, -index, group))
         if len(self._least) > LEAST:
             heapq.heappop(self._least)
+
+
+def diversity_of(run: Place, manifest: Manifest) -> Diversity | None:
+    """Of the rows of `run` that are there; None for n = 1. Reads one column of every file.
+
+    Raises RunError when a file is gone or torn.
+    """
+    if manifest.plan.n == 1:
+        return None
+    groups = Groups(manifest.plan.n)
+    for shard in manifest.shards:
+        for batch in row_batches(run, shard, _BATCH_ROWS, ["token_ids"]):
+            groups.add(answer_bytes(batch["token_ids"].combine_chunks()))
+    return groups.result()
+
+
+def in_a_line(found: Diversity) -> str:
+    """How different the answers are, and how many prompts got one answer alone: no trainer learns from those."""
+    prompts, n = sum(found.distinct), found.n
+    if not prompts:
+        return f"no prompt has {n} answers"
+    mean = sum(count * number for number, count in enumerate(found.distinct, 1)) / prompts
+    alike = found.distinct[0]
+    whole = f"{mean:.2f}".rstrip("0").rstrip(".")
+    of_one = f"{alike:,} of {prompts:,} prompts got one answer {n} times" if alike else "no prompt got one answer alone"
+    return f"{whole} of {n} answers to a prompt differ; {of_one}"
 
 
 def answer_bytes(token_ids: pa.Array) -> list[bytes | None]:

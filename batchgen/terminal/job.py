@@ -12,8 +12,8 @@ from batchgen.spec import JobSpec
 from batchgen.terminal import OUT, count, facts, number, plain, size
 
 
-def print_report(out: Place, report: JobReport) -> None:
-    """What a finished run holds; the last line is its root."""
+def print_report(out: Place, report: JobReport, groups: str | None = None) -> None:
+    """What a finished run holds; the last line is its root. `groups`: how different the answers to a prompt are."""
     counts, made = report.counts, report.counts.rows - report.resumed
     if not made:
         OUT.print(plain(f"{out} was finished already; every hash holds"), soft_wrap=True)
@@ -27,6 +27,7 @@ def print_report(out: Place, report: JobReport) -> None:
                 ("run", out),
                 ("rows", f"{number(counts.rows)}: {ends}"),
                 ("tokens", f"{number(counts.prompt_tokens)} in, {number(counts.output_tokens)} out"),
+                ("groups", groups),
                 ("probes", probes(report)),
                 ("made", here if made else None),
             ]

@@ -1,11 +1,18 @@
 """Diversity against a plain count, however the rows are cut into batches."""
 
 import random
+from collections.abc import Generator, Iterable
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from support.fake_engine import FakeEngine
+from support.fake_jobs import make_job, run, write_input
 
-from batchgen.report.groups import LEAST, Groups, answer_bytes
+from batchgen.io.manifest import read_manifest
+from batchgen.records import Completion, Request
+from batchgen.report.groups import LEAST, Diversity, Groups, answer_bytes, diversity_of, in_a_line
 
 
 def answers(seed: int, groups: int, n: int) -> list[list[int] | None]:
@@ -63,3 +70,38 @@ def test_arrays_that_are_slices_of_others() -> None:
     assert answer_bytes(inner) == [b"\10\0\0\0", b"\11\0\0\0\12\0\0\0"]
     assert answer_bytes(pa.array([], pa.list_(pa.int32()))) == []
     assert answer_bytes(pa.array([None, None], pa.list_(pa.int32()))) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("distinct", "line"),
+    [
+        ((0, 0, 4), "3 of 3 answers to a prompt differ; no prompt got one answer alone"),
+        ((1, 0, 2), "2.33 of 3 answers to a prompt differ; 1 of 3 prompts got one answer 3 times"),
+        ((1500, 0, 0), "1 of 3 answers to a prompt differ; 1,500 of 1,500 prompts got one answer 3 times"),
+        ((0, 0, 0), "no prompt has 3 answers"),
+    ],
+)
+def test_in_a_line(distinct: tuple[int, ...], line: str) -> None:
+    assert in_a_line(Diversity(3, distinct, (), 0)) == line
+
+
+def test_of_a_run(tmp_path: Path) -> None:
+    """The samples of a prompt differ; where all were one, it would be seen: as when every sample had one seed."""
+    run(make_job(write_input(tmp_path, rows=9, bad=[2]), sampling={"n": 4}), tmp_path / "run")
+    found = diversity_of(tmp_path / "run", read_manifest(tmp_path / "run"))
+    assert found == Diversity(4, (0, 0, 0, 8), (), 1)
+    job = make_job(tmp_path, sampling={"n": 4})
+    run(job, tmp_path / "same", OneSeed())
+    found = diversity_of(tmp_path / "same", read_manifest(tmp_path / "same"))
+    assert found is not None
+    assert found.distinct == (8, 0, 0, 0)
+    run(make_job(tmp_path, sampling={"n": 1}), tmp_path / "one")
+    assert diversity_of(tmp_path / "one", read_manifest(tmp_path / "one")) is None
+
+
+class OneSeed(FakeEngine):
+    """All samples are drawn alike."""
+
+    def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
+        """Whatever seed is asked for."""
+        yield from super().generate(request and replace(request, seed=1) for request in requests)

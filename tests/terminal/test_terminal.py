@@ -64,6 +64,11 @@ def test_what_a_run_made(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_how_different_the_answers_are(capsys: pytest.CaptureFixture[str]) -> None:
+    job.print_report(Path("runs/a"), REPORT, "7.9 of 8 answers to a prompt differ")
+    assert "groups  7.9 of 8 answers to a prompt differ" in capsys.readouterr().out
+
+
 def test_probes_that_were_none_or_failed_before() -> None:
     assert job.probes(replace(REPORT, probes=0)) == "none"
     failed = job.probes(replace(REPORT, probes=1_300, failed_probes=1))
