@@ -202,8 +202,7 @@ def sampling_params(wanted: Mapping[str, Any]) -> SamplingParams:
     if unknown := sorted(kwargs.keys() - set(_SAMPLING)):
         hint = nearest(unknown[0], _SAMPLING)
         raise SpecError("is no sampling parameter here", where=f"generation_kwargs.{unknown[0]}", hint=hint)
-    if is_sampled and not kwargs.get("temperature"):
-        kwargs["temperature"] = 1.0
+    kwargs["temperature"] = (kwargs.get("temperature") or 1.0) if is_sampled else 0.0
     given = {name: value for name, value in kwargs.items() if value is not None}
     return SamplingParams(max_tokens=most, stop=tuple(text for text in stop if text), **given)
 
