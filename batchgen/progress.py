@@ -13,6 +13,7 @@ from rich.table import Column
 from rich.text import Text
 
 from batchgen.executor.base import Progress
+from batchgen.executor.members import ClusterProgress
 
 LINE_SECONDS = 10.0
 SETTLED = 64  # samples that must have ended before a rate means something
@@ -133,7 +134,21 @@ def job_text(progress: Progress) -> str:
     if made >= SETTLED:
         left = (progress.samples - progress.done) * seconds / made
         parts += [f"{progress.output_tokens / seconds:.0f} tok/s", f"{clock(left)} left"]
+    if isinstance(progress, ClusterProgress):
+        parts.append(cluster_text(progress))
     return ", ".join(parts)
+
+
+def cluster_text(progress: ClusterProgress) -> str:
+    """8 replicas at 131-148 tok/s, 1 starting, 2 lost. Rates are of each since it began; twins and losses are so far."""
+    rates = sorted(progress.replicas.values())
+    text = f"{len(rates)} replica" + "s" * (len(rates) != 1)
+    if rates and progress.done - progress.resumed >= SETTLED:
+        low, high = f"{rates[0]:.0f}", f"{rates[-1]:.0f}"
+        text += f" at {low if low == high else f'{low}-{high}'} tok/s"
+    for number, what in ((progress.starting, "starting"), (progress.lost, "lost"), (progress.twins, "twins equal")):
+        text += f", {number} {what}" * (number > 0)
+    return text
 
 
 def check_text(done: int, total: int, seconds: float) -> str:

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from batchgen.executor.base import Progress
+from batchgen.executor.members import ClusterProgress
 from batchgen.progress import BarDisplay, LineDisplay, check_text, clock, display, fetch_text, job_text
 
 
@@ -83,6 +84,15 @@ def test_a_terminal_gets_a_bar() -> None:
         shown.fetched(2_000_000, 2_000_000)
         shown.made(progress(156, 0, 15_000, 100.0))
     assert "156/656, 1:40, 150 tok/s, 5:21 left" in out.getvalue()
+
+
+def test_replicas() -> None:
+    now = ClusterProgress(samples=656, done=0, resumed=0, starting=3)
+    assert job_text(now).endswith(", 0 replicas, 3 starting")
+    now.replicas, now.starting, now.done = {"r0": 50.2, "r1": 47.0, "r3": 48.9}, 0, 156
+    assert job_text(now).endswith(" left, 3 replicas at 47-50 tok/s")
+    now.replicas, now.starting, now.lost, now.twins = {"r0": 50.2}, 1, 2, 4
+    assert job_text(now).endswith(" left, 1 replica at 50 tok/s, 1 starting, 2 lost, 4 twins equal")
 
 
 def test_rows_that_are_verified() -> None:
