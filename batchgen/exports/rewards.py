@@ -30,14 +30,18 @@ class Rewards:
         if lacking := [name for name in _COLUMNS if name not in table.column_names]:
             hint = "it has one row a sample: row_key, sample_index, reward"
             raise InputError(f"lacks the column {lacking[0]}", where=str(path), hint=hint)
+        kind = table.schema.field("reward").type
+        if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
+            raise InputError(f"the column reward holds {kind}, and no numbers", where=str(path))
         found: dict[tuple[str, int], float] = {}
-        for row_key, index, reward in zip(*(table[name].to_pylist() for name in _COLUMNS), strict=True):
+        rewards = table["reward"].cast(pa.float64()).to_pylist()
+        for row_key, index, reward in zip(*(table[name].to_pylist() for name in _COLUMNS[:2]), rewards, strict=True):
             what = f"{row_key!r}, sample {index}"
             if (row_key, index) in found:
                 raise InputError(f"has two rewards for {what}", where=str(path))
-            if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            if reward is None or not math.isfinite(reward):
                 raise InputError(f"the reward of {what} is {reward!r}, and no finite number", where=str(path))
-            found[row_key, index] = float(reward)
+            found[row_key, index] = reward
         return cls(path, found)
 
     def take(self, row_key: str, sample_index: int) -> float:

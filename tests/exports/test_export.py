@@ -65,7 +65,9 @@ def test_a_failed_sample_takes_its_group_with_it(tmp_path: Path) -> None:
         (lambda rows: pa.concat_tables([rows, rows.slice(0, 1)]), "has two rewards for 'row-0', sample 0"),
         (lambda rows: rows.drop_columns(["reward"]), "lacks the column reward"),
         (lambda rows: rows.set_column(2, "reward", [[float("nan")] * len(rows)]), "is nan, and no finite number"),
-        (lambda rows: rows.set_column(2, "reward", [["1"] * len(rows)]), "is '1', and no finite number"),
+        (lambda rows: rows.set_column(2, "reward", [["1"] * len(rows)]), "the column reward holds string"),
+        (lambda rows: rows.set_column(2, "reward", [[True] * len(rows)]), "the column reward holds bool"),
+        (lambda rows: rows.set_column(2, "reward", [[None, *[1] * 19]]), "is None, and no finite number"),
     ],
 )
 def test_rewards_are_one_number_for_each_sample(
@@ -76,6 +78,9 @@ def test_rewards_are_one_number_for_each_sample(
     pq.write_table(rewards, tmp_path / "good.parquet")
     export_run(made, tmp_path / "out", "skyrl", tmp_path / "good.parquet")
     assert pq.read_table(tmp_path / "out")["rewards"].to_pylist() == [0.5] * 20
+    exact = rewards["reward"].cast(pa.decimal128(2, 1))
+    pq.write_table(rewards.set_column(2, "reward", exact), tmp_path / "decimal.parquet")
+    export_run(made, tmp_path / "out", "skyrl", tmp_path / "decimal.parquet")
     pq.write_table(change(rewards), tmp_path / "bad.parquet")
     assert message in refused(lambda: export_run(made, tmp_path / "new", "skyrl", tmp_path / "bad.parquet"))
 
