@@ -15,6 +15,7 @@ from batchgen.loader import LoadedModel, bad_words_token_ids, load_model, prompt
 from batchgen.records import Completion, Request, SamplingParams, check_params
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
+from batchgen.text.structured import check_structured
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or the messages of a chat
 
@@ -99,7 +100,7 @@ class Engine:
 
         `wanted` names each prompt by its row key, from which the seeds of its samples are derived: give another `seed`
         at each step of a training. A prompt that cannot be answered gives rollouts whose completion is an error.
-        Raises EngineError for wrong parameters, naming the field.
+        Raises EngineError for wrong parameters, naming the field, SpecError for a grammar that cannot be.
         """
         if not isinstance(wanted, Mapping):
             if params is not None:
@@ -117,15 +118,12 @@ class Engine:
         """The same rollouts with the logprobs that the present weights give to their tokens.
 
         Under the weights that they were drawn from these are the logprobs of `generate`, bit for bit. One that is an
-        error, or has no token, is given back as it is; one whose logits are not finite now is an error.
+        error, or has no token, is given back as it is; one whose logits are not finite now is an error. Processed
+        logprobs of answers that a grammar held cannot be found again: EngineError.
         """
         given = list(rollouts)
         at = [i for i, rollout in enumerate(given) if rollout.completion.token_ids]
-        # Rollouts of one sample from several steps may be among them, and an answer is found by its key.
-        asked = [
-            replace(request, row_key=f"{request.row_key} ({i})", continuation=given[i].completion.token_ids)
-            for i, request in ((i, given[i].request) for i in at)
-        ]
+        asked = [self._scoring(i, given[i]) for i in at]
         for i, scored in zip(at, self._answer(asked), strict=True):
             given[i] = self._rollout(given[i].request, _scored(given[i].completion, scored.completion))
         return given
@@ -165,8 +163,10 @@ class Engine:
             raise EngineError(message, where=f"params.{field}")
         if not 0 <= seed < 2**64:
             raise EngineError(f"must be an unsigned 64-bit integer, got {seed}", where="seed")
+        config, tokenizer = self._model.config, self._model.tokenizer
+        check_structured(params, tokenizer, config.vocab_size, self._model.eos_token_ids)
         build = prompt_builder(self._spec.model_copy(update={"sampling": params}), self._model).build
-        words = bad_words_token_ids(params, self._model.tokenizer)
+        words = bad_words_token_ids(params, tokenizer)
         for row_key, prompt in prompts.items():
             ids: tuple[int, ...] = ()
             error: RowError | None = None
@@ -176,6 +176,14 @@ class Engine:
                 error = found
             for index in range(params.n):
                 yield Request(row_key, index, sample_seed(seed, row_key, index), ids, params, words), error
+
+    def _scoring(self, i: int, rollout: Rollout) -> Request:
+        """The request for the logprobs of a rollout's tokens, of a name that no other has: a sample may come twice."""
+        request, params = rollout.request, rollout.request.params
+        if self._spec.logprobs_mode == "raw":  # which know of no grammar
+            params = replace(params, structured_outputs=None)
+        name = f"{request.row_key} ({i})"
+        return replace(request, row_key=name, params=params, continuation=rollout.completion.token_ids)
 
     def _answer(self, asked: list[Request]) -> list[Rollout]:
         """In the order of the requests. Raises EngineError for two of one name."""

@@ -13,6 +13,7 @@ from support.tiny_models import tiny_config, tiny_weights, write_tiny
 from batchgen import BatchgenError, Engine, SamplingParams
 from batchgen.engine.block_manager import BlockManager
 from batchgen.errors import EngineError, ModelError, SpecError
+from batchgen.records import StructuredOutputs
 from batchgen.rollout import Prompt, Rollout
 from batchgen.seeds import sample_seed
 
@@ -159,6 +160,17 @@ def test_a_prompt_that_fails_is_its_own_rollout_s_error(engine: Engine) -> None:
     assert [r.completion.error_code for r in rollouts] == ["prompt_empty"] * 2 + [None] * 2 + ["prompt_overlong"] * 2
     assert [r.completion.row_key for r in rollouts] == ["bad", "bad", "good", "good", "long", "long"]
     assert bits(engine.score(rollouts)) == bits(rollouts)
+
+
+def test_answers_of_a_grammar(engine: Engine) -> None:
+    params = replace(
+        PARAMS, n=4, max_tokens=20, ignore_eos=False, structured_outputs=StructuredOutputs(regex="[0-9]{3}")
+    )
+    rollouts = engine.generate({"a": "Hello"}, params)
+    assert all(len(r.completion.text) == 3 and r.completion.text.isdecimal() for r in rollouts)
+    assert bits(engine.score(rollouts)) == bits(rollouts)
+    with pytest.raises(SpecError, match="structured_outputs"):
+        engine.generate(PROMPTS, replace(params, structured_outputs=StructuredOutputs(regex="(")))
 
 
 def refused(call: Callable[[], object]) -> str:
