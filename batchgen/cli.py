@@ -16,6 +16,7 @@ from batchgen import terminal
 from batchgen.commands import Commands, emit, leave
 from batchgen.data_commands import COMMANDS as DATA_COMMANDS
 from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, Interrupted, ModelError, SpecError, VerifyError
+from batchgen.eval_command import evaluate
 from batchgen.executor.run_config import DeviceName, RunConfig
 from batchgen.export_command import export
 from batchgen.io.first_rows import first_rows
@@ -387,7 +388,7 @@ def decoder(run: Place, manifest: Manifest) -> Callable[[Sequence[int]], str] | 
         return None
 
 
-for command in (*DATA_COMMANDS, export):
+for command in (*DATA_COMMANDS, export, evaluate):
     cli.add_command(command)
 
 

@@ -25,6 +25,7 @@ from batchgen.errors import SpecError
 from batchgen.places import Place, join
 from batchgen.records import LATER_FIELDS, Problem, SamplingParams, check_params
 from batchgen.schema_text import schema_text
+from batchgen.spec_evals import EvalSpec, check_evals
 from batchgen.spec_inputs import InputSpec, RowKeySpec
 from batchgen.spec_section import Count, Section, Sha256, Text, refuse
 from batchgen.strict_yaml import KeyProblem, read_yaml
@@ -125,8 +126,15 @@ class JobSpec(Section):
     prompts: PromptSpec = PromptSpec()
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """raw: of the model's own distribution; processed: after penalties, temperature and filters."""
+    evals: tuple[EvalSpec, ...] = ()
+    """How `batchgen eval` scores the rows. Changes no row, and is no part of the fingerprint."""
 
     _named_sampling: frozenset[str] = frozenset(field.name for field in fields(SamplingParams))
+
+    @model_validator(mode="after")
+    def _check_evals(self) -> Self:
+        refuse(*check_evals(self.evals, [entry.passthrough for entry in self.inputs], self.sampling.n))
+        return self
 
     @property
     def silent_sampling(self) -> frozenset[str]:
@@ -134,11 +142,12 @@ class JobSpec(Section):
         return frozenset(field.name for field in fields(SamplingParams)) - self._named_sampling
 
     def resolved(self) -> dict[str, Any]:
-        """JSON values of every field, defaults filled in; `seed` as decimal text, for JSON numbers stop at 2^53.
+        """JSON values of every field but `evals`, defaults filled in.
 
+        `seed` is decimal text, for JSON numbers stop at 2^53.
         Fields of `sampling` that came later are there only when they are given: fingerprints of old jobs stay.
         """
-        values = self.model_dump(mode="json") | {"seed": str(self.seed)}
+        values = self.model_dump(mode="json", exclude={"evals"}) | {"seed": str(self.seed)}
         sampling = values["sampling"]
         if sampling["structured_outputs"] is not None:
             sampling["structured_outputs"] = _given(sampling["structured_outputs"])

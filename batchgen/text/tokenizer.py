@@ -99,6 +99,10 @@ class Tokenizer:
         ids = self._encode_text(self._inner, text) if special == "text" else self._encode(text).ids
         return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """The ids of `text` as it stands behind other text: nothing is put before it. Raises as `encode`."""
+        return self._encode_text(self._continuation, text)
+
     def encode_rendered(self, text: str, marks: Marks) -> list[int]:
         """The ids of a rendered chat: control tokens in `text` are tokens, those hidden by `marks` are plain text.
 

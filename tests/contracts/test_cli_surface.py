@@ -6,6 +6,19 @@ from batchgen.cli import cli
 
 SURFACE = {
     "card": ["RUN", "--license", "--json"],
+    "eval": [
+        "RUN|JOB",
+        "--out",
+        "--evals",
+        "--only",
+        "--against",
+        "--limit",
+        "--device",
+        "--max-num-seqs",
+        "--threads",
+        "--job-dir",
+        "--json",
+    ],
     "export": ["RUN", "OUT", "--to", "--rewards", "--skip-errors", "--json"],
     "export-openai": ["RUN", "OUT", "--errors", "--json"],
     "import-openai": [

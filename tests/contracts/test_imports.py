@@ -47,6 +47,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "executor.rank": DATA | COMPUTE | {"text", "loader", "executor", "executor.start"},
     "executor.replica": DATA | COMPUTE | {"text", "loader", "executor", "executor.rank", "executor.start"},
     "rollout": DATA | COMPUTE | JOINED,
+    "evals": DATA | {"verify.integrity"},
+    "evals.choice": DATA | {"engine", "evals", "executor", "text"},
+    "eval_command": DATA
+    | {"commands", "evals", "evals.choice", "executor", "executor.start", "job", "options", "progress", "terminal"}
+    | {"verify.ledger"},
     "integrations": DATA | COMPUTE | JOINED | {"rollout"},
     "job": DATA | JOINED | {"models"},
     "verify.ledger": DATA | JOINED | {"models", "engine", "verify.integrity"},
@@ -56,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress": DATA | {"executor"},
     "terminal": DATA
     | {
+        "evals",
         "executor",
         "preflight",
         "progress",
@@ -76,6 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {
         "commands",
         "data_commands",
+        "eval_command",
         "export_command",
         "job",
         "options",
@@ -93,6 +100,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 UNIT_OF = {
     "object_path": "places",
     "schema_text": "spec",
+    "spec_evals": "spec",
     "spec_inputs": "spec",
     "spec_section": "spec",
     "strict_yaml": "spec",
@@ -106,7 +114,7 @@ UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", 
 UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", "stored_row")}
 
 HOME: dict[str, set[str]] = {
-    "click": {"cli", "commands", "data_commands", "export_command", "options"},
+    "click": {"cli", "commands", "data_commands", "eval_command", "export_command", "options"},
     "cuda": {"kernels.cuda"},
     "duckdb": {"io", "verify.diff"},
     "fsspec": {"places"},
@@ -128,7 +136,7 @@ HOME: dict[str, set[str]] = {
         "engine",
         "executor",
     },
-    "pyarrow": {"io", "verify", "executor", "exports", "pipelines", "report"},
+    "pyarrow": {"io", "verify", "evals", "executor", "exports", "pipelines", "report"},
     "pydantic": {"spec", "io"},
     "pydantic_core": {"spec"},
     "ray": {"executor.ray"},
@@ -145,7 +153,7 @@ HOME: dict[str, set[str]] = {
 # Imports inside functions: an extra that may be missing, or a command that must not pay for torch or must hear Ctrl-C
 # from its start.
 MAY_BE_LAZY = {"ray", "triton", "cuda", "huggingface_hub", "fsspec", "llguidance"}
-LAZY_FILES = {"batchgen.cli", "batchgen.data_commands", "batchgen.__main__"}
+LAZY_FILES = {"batchgen.cli", "batchgen.data_commands", "batchgen.eval_command", "batchgen.__main__"}
 
 
 def unit_of(module: str) -> str:

@@ -1,0 +1,1 @@
+"""Evaluations: the rows of a run, scored, item by item and as a whole."""
