@@ -8,11 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from contracts.source_tree import ROOT
 from support.fake_jobs import make_job, read_rows, run, write_input
 
 from batchgen.cli import cli
 from batchgen.errors import BatchgenError
 from batchgen.exports.export import export_run
+from batchgen.spec import load_spec
 
 GOOD = {"n": 2, "logprobs": 0, "temperature": 1.0}
 
@@ -113,6 +115,12 @@ def test_a_run_that_was_edited_is_refused(tmp_path: Path) -> None:
     at = rows.column_names.index("text")
     pq.write_table(rows.set_column(at, rows.schema.field("text"), [["other"] * len(rows)]), part)
     assert "the source run changed" in refused(lambda: export_run(made, tmp_path / "out", "verl"))
+
+
+def test_the_job_of_rollouts_is_one_for_trainers() -> None:
+    spec = load_spec(ROOT / "jobs" / "rl-rollouts.yaml")
+    assert (spec.sampling.n, spec.sampling.logprobs, spec.sampling.temperature) == (8, 0, 1.0)
+    assert spec.inputs[0].passthrough == ("kind", "answer")
 
 
 def test_the_command(tmp_path: Path) -> None:
