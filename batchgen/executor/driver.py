@@ -113,10 +113,12 @@ class Driver:
             raise EngineError("no replica is left that computes as the run does", hint="see the warnings above")
         for member in self._members.values():
             while self._queue and len(member.shards) < OUTSTANDING:
+                member.is_twin = False
                 self._give(member, self._queue.take())
         for member in self._members.values():
             if not member.shards and (shard := self._twins.next(self._members.values())):
                 self._book.events.write("twin", shard=shard.index, replica=member.name)
+                member.is_twin = True
                 self._give(member, shard)
 
     def _give(self, member: Member, shard: Shard) -> None:
@@ -203,8 +205,9 @@ class Driver:
     def _show(self, on_progress: Callable[[ClusterProgress], None]) -> None:
         progress, told = self._book.progress, self._counts
         assert isinstance(progress, ClusterProgress)
-        for member in self._members.values():  # of open shards
-            told = told + member.open
+        for member in self._members.values():
+            if not member.is_twin and not all(index in self._twins.done for index in member.shards):
+                told = told + member.open
         progress.done = min(progress.resumed + told.samples, progress.samples)
         progress.errors, progress.prompt_tokens = told.errors, told.prompt_tokens
         progress.output_tokens = told.output_tokens

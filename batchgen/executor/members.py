@@ -19,6 +19,7 @@ class Member:
     name: str
     started: Started
     shards: dict[int, Shard] = field(default_factory=dict)  # that it has, by index, the oldest first
+    is_twin: bool = False  # what it has, another one has too
     told: Told = field(default_factory=Told)
     handed_in: Told = field(default_factory=Told)  # of that, what is in shards that came
     since: float = field(default_factory=perf_counter)

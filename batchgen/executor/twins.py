@@ -19,14 +19,14 @@ class Twins:
     def __init__(self, book: RunBook) -> None:
         self._book = book
         self._begun: set[int] = set()
-        self._committed: set[int] = set()
+        self.done: set[int] = set()  # shards that are committed
         self._first: dict[int, tuple[str, list[bytes]]] = {}  # who made it, and its leaves, while the other is awaited
         self.equal = 0  # shards that were made twice
 
     def next(self, members: Iterable[Member]) -> Shard | None:
         """The shard that has been with a replica for longest, and has no twin; None when all have."""
         open_shards = (shard for member in members for shard in member.shards.values())
-        found = next((s for s in open_shards if s.index not in self._begun | self._committed), None)
+        found = next((s for s in open_shards if s.index not in self._begun | self.done), None)
         if found:
             self._begun.add(found.index)
         return found
@@ -34,13 +34,13 @@ class Twins:
     def committed(self, maker: str, made: Made, members: Iterable[Member]) -> None:
         """`made` is the first to be ready."""
         index = made.shard.index
-        self._committed.add(index)
+        self.done.add(index)
         if any(index in member.shards for member in members):
             self._first[index] = maker, leaves(made.table)
 
     def is_missing(self, shard: Shard, members: Iterable[Member]) -> bool:
         """Whether it is neither committed nor with one of these; then it may have a twin again."""
-        if shard.index in self._committed or any(shard.index in member.shards for member in members):
+        if shard.index in self.done or any(shard.index in member.shards for member in members):
             self._begun.discard(shard.index)
             return False
         self._begun.discard(shard.index)
@@ -52,7 +52,7 @@ class Twins:
         Raises VerifyError when it is not: then it is no longer in the run, and the evidence is kept.
         """
         index = made.shard.index
-        if index not in self._committed:
+        if index not in self.done:
             return False
         first, expected = self._first.pop(index)
         found = leaves(made.table)
