@@ -1,13 +1,20 @@
 """Twins: near the end a replica without work makes a shard that another one has, and both must be equal."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields
+from typing import Any
 
-from batchgen.errors import RunError
+import pyarrow as pa
+
+from batchgen.errors import RunError, VerifyError
+from batchgen.executor.compare import bits, differences
 from batchgen.executor.members import Member
 from batchgen.executor.run_book import RunBook
 from batchgen.executor.work import Made
-from batchgen.io.hashing import ROW_HASH, leaves
+from batchgen.io.hashing import leaves
 from batchgen.plan import Shard
+from batchgen.records import Completion
 
 
 class Twins:
@@ -20,7 +27,7 @@ class Twins:
         self._book = book
         self._begun: set[int] = set()
         self.done: set[int] = set()  # shards that are committed
-        self._first: dict[int, tuple[str, list[bytes]]] = {}  # who made it, and its leaves, while the other is awaited
+        self._first: dict[int, tuple[str, pa.Table]] = {}  # who made it, and what, while the other is awaited
         self.equal = 0  # shards that were made twice
 
     def next(self, members: Iterable[Member]) -> Shard | None:
@@ -36,7 +43,7 @@ class Twins:
         index = made.shard.index
         self.done.add(index)
         if any(index in member.shards for member in members):
-            self._first[index] = maker, leaves(made.table)
+            self._first[index] = maker, made.table
 
     def is_missing(self, shard: Shard, members: Iterable[Member]) -> bool:
         """Whether it is neither committed nor with one of these; then it may have a twin again."""
@@ -54,39 +61,57 @@ class Twins:
         index = made.shard.index
         if index not in self.done:
             return False
-        first, expected = self._first.pop(index)
-        found = leaves(made.table)
-        if found != expected:
-            raise self._differ(made, (first, expected), (maker, found))
+        first, table = self._first.pop(index)
+        pairs = zip(leaves(table), leaves(made.table), strict=True)
+        if found := [at for at, (one, other) in enumerate(pairs) if one != other]:
+            rows = [each.slice(found[0], 1).to_pylist()[0] for each in (table, made.table)]
+            raise self._differ(made.shard.index, (first, maker), rows, len(found))
         self.equal += 1
         self._book.events.write("twins", shard=index, replicas=[first, maker], exact=True)
         return True
 
-    def _differ(self, made: Made, first: tuple[str, list[bytes]], second: tuple[str, list[bytes]]) -> Exception:
-        pairs = zip(first[1], second[1], strict=True)
-        rows = [at for at, (a, b) in enumerate(pairs) if a != b]
-        row = made.table.slice(rows[0], 1).to_pylist()[0]
-        name = row["row_key"], row["sample_index"]
+    def _differ(
+        self, shard: int, replicas: tuple[str, str], rows: Sequence[Mapping[str, Any]], count: int
+    ) -> VerifyError:
+        """`rows`: the first that differs, of both. The evidence has the form of a probe's."""
+        first, second = map(_completion, rows)
+        found = differences(first, second)
+        name = first.row_key, first.sample_index
         evidence = {
             "row_key": name[0],
             "sample_index": name[1],
-            "shard": made.shard.index,
-            "rows_that_differ": len(rows),
-            "replicas": [first[0], second[0]],
-            ROW_HASH: [first[1][rows[0]].hex(), second[1][rows[0]].hex()],
-            "second": {key: repr(value) for key, value in row.items()},
+            "differences": [asdict(difference) for difference in found],
+            "seed": str(rows[0]["seed"]),
+            "prompt_token_ids": rows[0]["prompt_token_ids"] or [],
+            "params": asdict(self._book.job.params),
+            "first": bits(first),
+            "second": bits(second),
+            "shard": shard,
+            "rows_that_differ": count,
+            "replicas": list(replicas),
         }
-        folder = self._book.folder
-        kept = {shard.index for shard in folder.started.shards} - {made.shard.index}
-        try:
-            folder.keep(kept)
-        except RunError as error:
-            evidence["not_removed"] = str(error)
+        self._remove(shard)
+        what = found[0] if found else "columns of its input"
         return self._book.differs(
-            f"shard {made.shard.index} was made by replicas {first[0]} and {second[0]}, and {len(rows)} of its rows "
-            f"differ, the first of them row {name[0]!r} sample {name[1]}",
-            "no row of at least one of these machines can be trusted until the cause is known. The shard is not kept; "
+            f"shard {shard} was made by the replicas {replicas[0]} and {replicas[1]}, and {count} of its rows differ, "
+            f"the first of them row {name[0]!r} sample {name[1]}: {what}",
+            "no row of at least one of their machines can be trusted until the cause is known. The shard is not kept; "
             "the same command makes it again",
             name,
             evidence,
         )
+
+    def _remove(self, shard: int) -> None:
+        folder = self._book.folder
+        with suppress(RunError):  # that the two differ says more
+            folder.keep({there.index for there in folder.started.shards} - {shard})
+
+
+def _completion(row: Mapping[str, Any]) -> Completion:
+    """From a row of the output."""
+    values = {field.name: _tuples(row.get(field.name)) for field in fields(Completion)}
+    return Completion(**values | {"text": values["text"] or "", "token_ids": values["token_ids"] or ()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

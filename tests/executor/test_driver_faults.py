@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from support.fake_engine import FakeEngine
-from support.fake_jobs import make_job, run, write_input
+from support.fake_jobs import make_job, read_rows, run, write_input
 from support.replica_case import Case, case, check, lose_at, steady
 from support.thread_fleet import ThreadFleet
 
 from batchgen.errors import BatchgenError, EngineError, VerifyError
 from batchgen.executor import driver
+from batchgen.executor.compare import from_bits
 from batchgen.executor.driver import OUTSTANDING
 from batchgen.executor.fleet import Heard
 from batchgen.executor.work import News
@@ -132,13 +133,17 @@ def test_twins_that_differ_stop_the_job(folder: Path, root: str, tmp_path: Path)
     made = twins_of(lambda number: late(number, Liar), folder, tmp_path / "run")
     with pytest.raises(VerifyError) as caught:
         made.run()
+    text = read_rows(folder / "alone")["text"].to_pylist()[11]
     assert caught.value.message == (
-        "shard 0 was made by replicas r1 and r0, and 1 of its rows differ, the first of them row 'row-5' sample 1"
+        "shard 0 was made by the replicas r1 and r0, and 1 of its rows differ, the first of them row 'row-5' sample 1: "
+        f"text 'a lie', then {text!r}"
     )
     assert caught.value.exit_code == 8
     evidence = json.loads(Path(caught.value.where).read_text())
     assert (evidence["row_key"], evidence["replicas"], evidence["shard"]) == ("row-5", ["r1", "r0"], 0)
-    assert len(set(evidence["row_hash"])) == 2
+    assert from_bits(evidence["first"]).text == "a lie"
+    assert from_bits(evidence["second"]).text == text
+    assert evidence["fingerprint"] == read_manifest(made.out).fingerprint, "as `explain` wants it"
     there = read_manifest(made.out)
     assert 0 not in {shard.index for shard in there.shards}, "none of it is in the run"
     assert not (made.out / "rows" / "part-00000.parquet").exists()
