@@ -18,6 +18,7 @@ from batchgen.executor.fleet import Heard
 from batchgen.executor.members import chosen, difference
 from batchgen.executor.work import News, Started, Work
 from batchgen.io.manifest import read_manifest
+from batchgen.object_path import ObjectPath
 from batchgen.verify.integrity import verify_run
 
 OTHER = {**FINGERPRINT, "canary": "off"}
@@ -176,8 +177,17 @@ def test_a_signal_keeps_what_is_complete_and_another_number_goes_on(
     assert (finished.run().root, finished.fleet.given, len(finished.fleet.names)) == (root, [], 1)
 
 
+def test_a_run_in_an_object_store(folder: Path, root: str, bucket: ObjectPath) -> None:
+    """Interrupted on three replicas, finished by two."""
+    made = case(folder, bucket / "run", 3, on_said=interrupting(4))
+    with pytest.raises(Interrupted):
+        made.run()
+    assert verify_run(made.out).counts == {"unfinished": 1}
+    again = case(folder, bucket / "run", 2)
+    check(again, again.run(), root)
+
+
 def test_the_rows_are_those_of_a_run_alone(folder: Path, tmp_path: Path) -> None:
     """Not only the hashes: every column, the passthrough ones too."""
-    made = case(folder, tmp_path / "run", 3, rows_per_shard=8)
-    made.run()
-    assert read_rows(made.out).equals(read_rows(folder / "alone"))
+    case(folder, tmp_path / "run", 3, rows_per_shard=8).run()
+    assert read_rows(tmp_path / "run").equals(read_rows(folder / "alone"))

@@ -19,6 +19,7 @@ from batchgen.executor.run_config import RunConfig
 from batchgen.executor.work import News
 from batchgen.io.events import read_events
 from batchgen.io.manifest import read_manifest
+from batchgen.places import Place
 from batchgen.verify.integrity import verify_run
 
 
@@ -28,7 +29,7 @@ class Case:
 
     job: Job
     config: RunConfig
-    out: Path
+    out: Place
     fleet: ThreadFleet
     shown: list[tuple[int, int]]
 
@@ -45,7 +46,7 @@ class Case:
         return [event for event in read_events(self.out) if event["event"] == name]
 
 
-def case(folder: Path, out: Path, replicas: int, rows_per_shard: int = 4, probe: float = 0.005, **how: Any) -> Case:
+def case(folder: Path, out: Place, replicas: int, rows_per_shard: int = 4, probe: float = 0.005, **how: Any) -> Case:
     job = make_job(folder)
     config = RunConfig(out, max_num_seqs=8, rows_per_shard=rows_per_shard, replicas=replicas, probe=probe)
     return Case(job, config, out, ThreadFleet(job, config, **how), [])
