@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from batchgen.executor.base import Engine, Job, Progress, run_shards
+from batchgen.executor.garbage import seldom_searched
 from batchgen.executor.host import host
 from batchgen.executor.open_run import open_run, trusted_shards
 from batchgen.executor.open_shards import OpenShard, OpenShards
@@ -74,7 +75,8 @@ def _make(
     window = 8 * config.most_at_once + 2 * plan.rows_per_shard * plan.n
     probes = Probes(config.probe, config.most_at_once, on_probe)
     try:
-        run_shards(job, missing, engine, OpenShards(job.params, window, probes, on_row), commit)
+        with seldom_searched():
+            run_shards(job, missing, engine, OpenShards(job.params, window, probes, on_row), commit)
     except ProbeFailed as failed:
         sample = failed.request.row_key, failed.request.sample_index
         raise book.differs(failed.message, failed.hint, sample, failed.evidence) from failed
