@@ -139,5 +139,9 @@ def _output_bytes(spec: JobSpec, num_rows: int, answered: int, prompt_tokens: in
     per_token = _BYTES_A_TOKEN
     if spec.sampling.logprobs is not None:
         per_token += 4 + _BYTES_A_LOGPROB * spec.sampling.logprobs
-    a_sample_each = num_rows * _BYTES_A_SAMPLE + prompt_tokens * 4 + answered * spec.sampling.max_tokens * per_token
+    per_prompt_token = 4
+    if spec.sampling.prompt_logprobs is not None:
+        per_prompt_token += 4 + _BYTES_A_LOGPROB * spec.sampling.prompt_logprobs
+    a_sample_each = num_rows * _BYTES_A_SAMPLE + prompt_tokens * per_prompt_token
+    a_sample_each += answered * spec.sampling.max_tokens * per_token
     return spec.sampling.n * a_sample_each

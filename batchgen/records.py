@@ -54,10 +54,11 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None  # None: no logprobs; k: the sampled token's and the k best (0..20)
     structured_outputs: StructuredOutputs | None = None  # None: any text
+    prompt_logprobs: int | None = None  # None: none; k: raw, of each prompt token but the first, and the k best there
 
 
 # Fields that came after the first runs were made: while they are None, no hash knows of them.
-LATER_FIELDS = frozenset({"structured_outputs"})
+LATER_FIELDS = frozenset({"structured_outputs", "prompt_logprobs"})
 
 
 class Problem(NamedTuple):
@@ -80,6 +81,7 @@ _RANGES: dict[str, tuple[type, float, float]] = {  # both ends included
     "max_tokens": (int, 1, _INT_MAX),
     "min_tokens": (int, 0, _INT_MAX),
     "logprobs": (int, 0, 20),
+    "prompt_logprobs": (int, 0, 20),
 }
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
@@ -93,7 +95,7 @@ def check_params(params: SamplingParams) -> list[Problem]:
     problems = []
     for name, (kind, low, high) in _RANGES.items():
         value = getattr(params, name)
-        if not (_in_range(value, kind, low, high) or (name == "logprobs" and value is None)):
+        if not (_in_range(value, kind, low, high) or (name in ("logprobs", "prompt_logprobs") and value is None)):
             noun = "an integer" if kind is int else "a number"
             problems.append(Problem(name, f"must be {noun} from {low} to {high}, got {value!r}"))
     problems += [
@@ -191,5 +193,9 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
     top_logprobs_ids: tuple[tuple[int, ...], ...] | None = None
     top_logprobs_values: tuple[tuple[float, ...], ...] | None = None
+    # Of the prompt, one for each of its tokens: of the first, which nothing comes before, None.
+    prompt_logprobs: tuple[float | None, ...] | None = None
+    prompt_top_logprobs_ids: tuple[tuple[int, ...] | None, ...] | None = None
+    prompt_top_logprobs_values: tuple[tuple[float, ...] | None, ...] | None = None
     error_code: str | None = None
     error_message: str | None = None

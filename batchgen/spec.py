@@ -31,7 +31,7 @@ from batchgen.spec_section import Count, Section, Sha256, Text, refuse
 from batchgen.strict_yaml import KeyProblem, read_yaml
 from batchgen.validation import explain
 
-NOT_YET = frozenset({"sampling.prompt_logprobs"})
+NOT_YET: frozenset[str] = frozenset()
 
 Name = Annotated[str, Field(min_length=1, pattern="^[A-Za-z0-9][A-Za-z0-9._ -]*$")]  # of a folder: runs/NAME
 

@@ -95,7 +95,7 @@ WRONG_VALUES = [
     ("sampling: {logit_bias: {abc: 1}}", "sampling.logit_bias.abc", "integer"),
     ("sampling: {logprobs: 21}", "sampling.logprobs", "from 0 to 20"),
     ("sampling: [n]", "sampling", "mapping"),
-    ("sampling: {prompt_logprobs: 1}", "sampling.prompt_logprobs", "not supported yet"),
+    ("sampling: {prompt_logprobs: 21}", "sampling.prompt_logprobs", "from 0 to 20"),
     ("sampling: {structured_outputs: {}}", "sampling.structured_outputs", "exactly one of"),
     ("sampling: {structured_outputs: {regex: a, choice: [b]}}", "sampling.structured_outputs", "exactly one of"),
     ("sampling: {structured_outputs: {regx: a}}", "sampling.structured_outputs.regx", "unknown key"),

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from batchgen.engine.admission import ModelLimits, check_prompt, check_request
 from batchgen.engine.batch import Chunk, Sampled
@@ -129,14 +129,14 @@ class Generation:
         sequence = chunk.sequence
         for row in rows[: chunk.num_scored]:
             if not row.finite:
-                return _not_finite(sequence, len(sequence.logprobs))
+                return _not_finite(sequence)
             sequence.score(row.logprob, row.top_ids, row.top_values)
         return self._accept(sequence, rows[-1]) if chunk.samples else None
 
     def _accept(self, sequence: Sequence, draw: Sampled) -> Completion | None:
         """Add one drawn token to its sequence; the completion if that ends it."""
         if not draw.finite:
-            return _not_finite(sequence, len(sequence.logprobs))
+            return _not_finite(sequence)
         if sequence.request.continuation is not None:
             sequence.score(draw.logprob, draw.top_ids, draw.top_values)
             return _scored(sequence)
@@ -194,6 +194,7 @@ def _completed(sequence: Sequence, ending: Ending) -> Completion:
         logprobs=tuple(sequence.logprobs[:kept]) if wanted else None,
         top_logprobs_ids=tuple(sequence.top_ids[:kept]) if wanted else None,
         top_logprobs_values=tuple(sequence.top_values[:kept]) if wanted else None,
+        **_of_the_prompt(sequence),
     )
 
 
@@ -209,10 +210,29 @@ def _scored(sequence: Sequence) -> Completion:
         logprobs=tuple(sequence.logprobs),
         top_logprobs_ids=tuple(sequence.top_ids),
         top_logprobs_values=tuple(sequence.top_values),
+        **_of_the_prompt(sequence),
     )
 
 
-def _not_finite(sequence: Sequence, position: int) -> Completion:
+def _of_the_prompt(sequence: Sequence) -> dict[str, Any]:
+    """Fields of a Completion."""
+    if sequence.request.params.prompt_logprobs is None:
+        return {}
+    return {
+        "prompt_logprobs": (None, *sequence.prompt_logprobs),
+        "prompt_top_logprobs_ids": (None, *sequence.prompt_top_ids),
+        "prompt_top_logprobs_values": (None, *sequence.prompt_top_values),
+    }
+
+
+def _not_finite(sequence: Sequence) -> Completion:
+    """Of its next token, scored or drawn."""
+    at = sequence.num_prompt - sequence.num_unscored - len(sequence.request.prompt_token_ids)
+    if at < 0:
+        position = at + len(sequence.request.prompt_token_ids)
+        message = f"logits are not finite at prompt position {position}"
+        return _failed(sequence.request, RowError("non_finite_logits", message))
+    position = len(sequence.logprobs)
     if sequence.matcher is not None and sequence.request.bad_words_token_ids:
         message = f"logits are not finite, or bad_words ban all that the grammar allows, at output position {position}"
         return _failed(sequence.request, RowError("grammar", message))

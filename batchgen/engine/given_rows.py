@@ -2,6 +2,7 @@
 
 import collections.abc
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,13 +23,18 @@ class _Given(NamedTuple):
 
     row: int
     sequence: Sequence
-    place: int  # of the token in the continuation
+    place: int  # of the token, after the prompt; below 0: in it
 
     @property
     def token_id(self) -> int:
-        continuation = self.sequence.request.continuation
-        assert continuation is not None
-        return continuation[self.place]
+        request = self.sequence.request
+        return request.prompt_token_ids[self.place] if self.place < 0 else (request.continuation or ())[self.place]
+
+    @property
+    def top_logprobs(self) -> int:
+        """How many alternatives are listed."""
+        params = self.sequence.request.params
+        return (params.prompt_logprobs if self.place < 0 else params.logprobs) or 0
 
     def as_of(self) -> Sequence:
         """The sequence as it was before this token, had the ones before been drawn."""
@@ -60,8 +66,16 @@ class StepRows:
         """One for each given token; `processed` says which logprobs."""
         if not self.given:
             return []
-        picked = _picked(logits, np.array([each.row for each in self.given]))
-        return _processed(picked, self.given) if processed else _raw(picked, self.given)
+        by_row = {each.row: answer for each, answer in self._scored(logits, processed)}
+        return [by_row[each.row] for each in self.given]
+
+    def _scored(self, logits: torch.Tensor, processed: bool) -> Iterator[tuple[_Given, Sampled]]:
+        """Logprobs of the prompt are raw in any case: nothing was drawn there."""
+        for as_drawn in (False, True):
+            given = [each for each in self.given if (processed and each.place >= 0) is as_drawn]
+            if given:
+                picked = _picked(logits, np.array([each.row for each in given]))
+                yield from zip(given, _processed(picked, given) if as_drawn else _raw(picked, given), strict=True)
 
     def merged(self, drawn: list[Sampled], scored: list[Sampled]) -> list[Sampled]:
         """Both, in the order of the rows."""
@@ -77,9 +91,8 @@ def rows_of(chunks: collections.abc.Sequence[Chunk]) -> StepRows:
     given, size = [], 0
     for chunk in chunks:
         sequence = chunk.sequence
-        if sequence.request.continuation is not None:
-            first = chunk.stop - chunk.num_rows + 1 - len(sequence.request.prompt_token_ids)
-            given += [_Given(size + i, sequence, first + i) for i in range(chunk.num_rows)]
+        first = chunk.stop - chunk.num_rows + 1 - len(sequence.request.prompt_token_ids)
+        given += [_Given(size + i, sequence, first + i) for i in range(chunk.num_rows - chunk.draws)]
         size += chunk.num_rows
     return StepRows(size, given)
 
@@ -93,7 +106,7 @@ def _raw(logits: torch.Tensor, given: list[_Given]) -> list[Sampled]:
 
     A logprob is (x - max) - log_sum, float32. The greedy draw's own is 0 - log_sum, which gives log_sum back exactly.
     """
-    rows = greedy_rows([each.sequence.request.params.logprobs or 0 for each in given])
+    rows = greedy_rows([each.top_logprobs for each in given])
     draws = kernels.sample(logits, rows, processed_logprobs=False)
     ids = np.stack([[each.token_id for each in given], np.maximum(draws.token, 0)], axis=1)
     values = logits.gather(1, torch.from_numpy(ids.astype(np.int64)).to(logits.device)).cpu().numpy() + np.float32(0)
@@ -127,8 +140,7 @@ def _processed_logprob(logits: NDArray[np.float32], rows: SampleRows, r: int, ea
 
 
 def _answer(draws: Draws, r: int, each: _Given, logprob: np.float32) -> Sampled:
-    wanted = each.sequence.request.params.logprobs or 0
-    listed = int((draws.top_ids[r, :wanted] >= 0).sum())
+    listed = int((draws.top_ids[r, : each.top_logprobs] >= 0).sum())
     return Sampled(
         token_id=each.token_id,
         logprob=float(logprob),

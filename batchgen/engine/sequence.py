@@ -26,7 +26,8 @@ class Sequence:
         self.matcher = matcher
         self.token_ids = [*request.prompt_token_ids, *(request.continuation or ())[:-1]]
         self.num_prompt = len(self.token_ids)
-        self.num_unscored = len(self.token_ids) - len(request.prompt_token_ids)  # of the given tokens before the last
+        first = 1 if request.params.prompt_logprobs is not None else len(request.prompt_token_ids)
+        self.num_unscored = len(self.token_ids) - first  # of the given tokens whose logprobs are wanted, but the last
         self.num_computed = 0
         self.num_planned = 0  # tokens after those that the step that comes has already been given
         self.block_table: list[int] = []
@@ -35,6 +36,10 @@ class Sequence:
         self.logprobs: list[float] = []
         self.top_ids: list[tuple[int, ...]] = []
         self.top_values: list[tuple[float, ...]] = []
+        # Of the prompt's tokens from the second on.
+        self.prompt_logprobs: list[float] = []
+        self.prompt_top_ids: list[tuple[int, ...]] = []
+        self.prompt_top_values: list[tuple[float, ...]] = []
 
     @property
     def num_tokens(self) -> int:
@@ -94,8 +99,14 @@ class Sequence:
 
     def score(self, logprob: float, top_ids: tuple[int, ...], top_values: tuple[float, ...]) -> None:
         """What was found of the next given token."""
+        place = self.num_prompt - self.num_unscored
         self.num_unscored -= 1
-        self._record(logprob, top_ids, top_values)
+        if place >= len(self.request.prompt_token_ids):
+            self._record(logprob, top_ids, top_values)
+            return
+        self.prompt_logprobs.append(logprob)
+        self.prompt_top_ids.append(top_ids)
+        self.prompt_top_values.append(top_values)
 
     def _record(self, logprob: float, top_ids: tuple[int, ...], top_values: tuple[float, ...]) -> None:
         self.logprobs.append(logprob)

@@ -40,11 +40,15 @@ def bits(completion: Completion) -> dict[str, Any]:
 def from_bits(found: dict[str, Any]) -> Completion:
     """The completion of which `found` are the bits. Raises TypeError, KeyError or ValueError for anything else."""
     values = {field.name: _tuples(found[field.name]) for field in fields(Completion)}
-    if values["logprobs"] is not None:
-        values["logprobs"] = tuple(map(_float, values["logprobs"]))
-    if values["top_logprobs_values"] is not None:
-        values["top_logprobs_values"] = tuple(tuple(map(_float, row)) for row in values["top_logprobs_values"])
+    for name in ("logprobs", "top_logprobs_values", "prompt_logprobs", "prompt_top_logprobs_values"):
+        values[name] = _floats(values[name])
     return Completion(**values)
+
+
+def _floats(value: Any) -> Any:
+    if value is None or isinstance(value, tuple):
+        return value and tuple(map(_floats, value))
+    return _float(value)
 
 
 def _tuples(value: Any) -> Any:

@@ -52,7 +52,7 @@ class OpenShards:
     """
 
     def __init__(self, params: SamplingParams, window: int, probes: Probes, on_row: Callable[[Row], None]) -> None:
-        self._n, self._logprobs = params.n, params.logprobs
+        self._n, self._logprobs, self._prompt_logprobs = params.n, params.logprobs, params.prompt_logprobs
         self._window = window
         self._on_row = on_row
         self._shards: dict[int, OpenShard] = {}  # by index
@@ -156,6 +156,7 @@ class OpenShards:
             wanted = 0 if self._logprobs is None else 3 if self._logprobs else 1
             size = len(completion.token_ids)
             whole = not wanted or all(part is not None and len(part) == size for part in parts[:wanted])
+            whole &= self._prompt_logprobs is None or completion.prompt_logprobs is not None
         if not whole:
             where = _name((completion.row_key, completion.sample_index))
             raise BatchgenError("a completion is not whole", where=where, hint=_OURS)

@@ -52,7 +52,9 @@ def scan_inputs(spec: JobSpec, base_dir: Place) -> Inputs:
         raise InputError(
             "no row is left to generate for", where="inputs", hint="see where, and whether files are empty"
         )
-    output_schema(inputs.passthrough, logprobs=1, metadata={})  # refuses names and types that the output cannot hold
+    output_schema(
+        inputs.passthrough, params=spec.sampling, metadata={}
+    )  # refuses names and types that the output cannot hold
     _check_text(inputs)
     return _with_unique_keys(inputs)
 

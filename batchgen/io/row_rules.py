@@ -33,7 +33,7 @@ class RowRules:
     def of(cls, manifest: Manifest) -> Self:
         """Of the spec in `manifest`. Raises RunError when that is no spec, or the columns are not those of its rows."""
         spec = job_of(manifest)
-        core = columns_json(output_schema(pa.schema([]), logprobs=spec.sampling.logprobs, metadata={}))
+        core = columns_json(output_schema(pa.schema([]), params=spec.sampling, metadata={}))
         if [list(column) for column in manifest.columns[: len(core)]] != core:
             raise RunError("its columns are not those of its spec", where=FILE_NAME)
         return cls(spec.sampling.n, spec.seed, params_hash(spec.sampling))

@@ -10,7 +10,7 @@ import pyarrow as pa
 from batchgen.errors import InputError
 from batchgen.io.canonical import plain_columns, plain_type
 from batchgen.io.hashing import ROW_HASH, leaves
-from batchgen.records import Completion
+from batchgen.records import Completion, SamplingParams
 
 SCHEMA_VERSION = 2  # of the columns, the canonical bytes and the manifest; a change of any is a new version
 
@@ -32,10 +32,14 @@ COLUMN_TEXTS: dict[str, str] = {
     "logprobs": "float32 of each token; with sampling.logprobs only; null on error",
     "top_logprobs_ids": "the best alternatives at each token, best first; with sampling.logprobs > 0 only",
     "top_logprobs_values": "their logprobs, float32",
+    "prompt_logprobs": "float32, raw, of each prompt token; null of the first; with sampling.prompt_logprobs only",
+    "prompt_top_logprobs_ids": "the best tokens at each place of the prompt; with sampling.prompt_logprobs > 0 only",
+    "prompt_top_logprobs_values": "their logprobs, float32",
     "params_hash": "xxh3_128 of the sampling parameters without n",
     ROW_HASH: "xxh3_128 of the row's other columns in canonical bytes",
 }
 OUTPUT_COLUMNS = frozenset(COLUMN_TEXTS)
+EVERYTHING = SamplingParams(logprobs=1, prompt_logprobs=1)  # has every column
 _HEAD = (
     pa.field("row_key", pa.string(), nullable=False),
     pa.field("sample_index", pa.int32(), nullable=False),
@@ -56,8 +60,11 @@ _TOP_LOGPROBS = (
     pa.field("top_logprobs_ids", pa.list_(_IDS)),
     pa.field("top_logprobs_values", pa.list_(pa.list_(pa.float32()))),
 )
+_PROMPT_LOGPROBS = tuple(pa.field(f"prompt_{field.name}", field.type) for field in _LOGPROBS)
+_PROMPT_TOP_LOGPROBS = tuple(pa.field(f"prompt_{field.name}", field.type) for field in _TOP_LOGPROBS)
+_OPTIONAL = (*_LOGPROBS, *_TOP_LOGPROBS, *_PROMPT_LOGPROBS, *_PROMPT_TOP_LOGPROBS)
 _TAIL = (pa.field("params_hash", pa.string(), nullable=False), pa.field(ROW_HASH, pa.string(), nullable=False))
-_CORE = {field.name: field for field in (*_HEAD, *_LOGPROBS, *_TOP_LOGPROBS, *_TAIL)}
+_CORE = {field.name: field for field in (*_HEAD, *_OPTIONAL, *_TAIL)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +76,19 @@ class Row:
     completion: Completion
 
 
-def output_schema(passthrough: pa.Schema, *, logprobs: int | None, metadata: Mapping[str, str]) -> pa.Schema:
+def output_schema(passthrough: pa.Schema, *, params: SamplingParams, metadata: Mapping[str, str]) -> pa.Schema:
     """The schema of every file of a run: the core columns, then `passthrough` under types that Parquet holds exactly.
 
-    `logprobs` is SamplingParams.logprobs: None has no logprob columns, 0 no top_logprobs. Raises InputError for a
+    `params.logprobs` None has no logprob columns, 0 no top_logprobs; so for the prompt's. Raises InputError for a
     passthrough column that has a core column's name or cannot be stored.
     """
     fields = list(_HEAD)
-    if logprobs is not None:
-        fields += _LOGPROBS
-    if logprobs:
-        fields += _TOP_LOGPROBS
+    for wanted, own, top in (
+        (params.logprobs, _LOGPROBS, _TOP_LOGPROBS),
+        (params.prompt_logprobs, _PROMPT_LOGPROBS, _PROMPT_TOP_LOGPROBS),
+    ):
+        fields += own if wanted is not None else ()
+        fields += top if wanted else ()
     fields += _TAIL
     for field in passthrough:
         if field.name in OUTPUT_COLUMNS:
@@ -107,7 +116,7 @@ def rows_to_table(rows: Sequence[Row], passthrough: pa.Table, params_hash: str, 
         "stop_reason": [_stop_reason(completion.stop_reason) for completion in done],
         "params_hash": [params_hash] * len(rows),
     }
-    for name in ("text", "token_ids", "logprobs", "top_logprobs_ids", "top_logprobs_values"):
+    for name in ("text", "token_ids", *(field.name for field in _OPTIONAL if field.name in schema.names)):
         columns[name] = [None if c.finish_reason == "error" else getattr(c, name) for c in done]
     columns["num_output_tokens"] = [_size(ids) for ids in columns["token_ids"]]
     core = [pa.array(columns[f.name], f.type) for f in schema if f.name in columns]
@@ -138,8 +147,8 @@ def as_written(rows: pa.Table) -> pa.Table:
 
 def rows_schema() -> dict[str, Any]:
     """The JSON Schema of a row, as a JSON object of its columns."""
-    everything = output_schema(pa.schema([]), logprobs=1, metadata={})
-    optional = {field.name for field in (*_LOGPROBS, *_TOP_LOGPROBS)}
+    everything = output_schema(pa.schema([]), params=EVERYTHING, metadata={})
+    optional = {field.name for field in _OPTIONAL}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "batchgen row",
@@ -162,6 +171,8 @@ def _json_type(field: pa.Field) -> dict[str, Any]:
         return {"type": "number" if pa.types.is_floating(type_) else "integer"}
 
     schema = of(field.type)
+    if field in (*_PROMPT_LOGPROBS, *_PROMPT_TOP_LOGPROBS):  # nothing comes before the first token
+        schema["items"]["type"] = [schema["items"]["type"], "null"]
     return schema | {"type": [schema["type"], "null"]} if field.nullable else schema
 
 

@@ -118,7 +118,7 @@ def _scan(ledger: Ledger) -> Inputs:
     if inputs.digest != ledger.manifest.fingerprint.get("inputs_digest"):
         what = f"other files: {', '.join(sorted(names))}" if names else "other rows of its files"
         raise InputError(f"the job now takes {what}", where=str(ledger.job_dir), hint="put the input back as it was")
-    schema = output_schema(inputs.passthrough, logprobs=ledger.params.logprobs, metadata={})
+    schema = output_schema(inputs.passthrough, params=ledger.params, metadata={})
     if columns_json(schema) != [list(column) for column in ledger.manifest.columns]:
         raise InputError("the passthrough columns are not those of the run", where=str(ledger.job_dir))
     return inputs

@@ -118,6 +118,6 @@ def _evidence(ledger: Ledger, row_key: str, sample_index: int) -> dict[str, Any]
 
 def _table(ledger: Ledger, request: Request, answer: dict[str, Any]) -> pa.Table:
     """Without what is carried from the input."""
-    schema = output_schema(pa.schema([]), logprobs=ledger.params.logprobs, metadata={})
+    schema = output_schema(pa.schema([]), params=ledger.params, metadata={})
     row = Row(request.seed, request.prompt_token_ids, from_bits(answer))
     return rows_to_table([row], pa.table({}), params_hash(request.params), schema)

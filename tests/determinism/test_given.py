@@ -28,7 +28,7 @@ LIMITS: list[dict[str, Any]] = [
 
 
 def asked() -> list[Request]:
-    wanted = [*requests(30), *long_requests()]
+    wanted = [*requests(21), *long_requests()[:5]]
     return [replace(each, params=replace(each.params, logprobs=each.params.logprobs or 0)) for each in wanted]
 
 
@@ -73,7 +73,7 @@ def test_beside_draws(engine: Engine, drawn: dict[str, Completion]) -> None:
     """In one batch with the same requests, whose tokens are drawn meanwhile."""
     others = [replace(each, row_key=f"given {each.row_key}") for each in given(asked(), drawn)]
     mixed = [each for pair in zip(asked(), others, strict=True) for each in pair]
-    for limits in LIMITS[2:]:
+    for limits in LIMITS[2:3]:
         done = run(engine, mixed, **limits)
         for key, completion in drawn.items():
             assert recorded(done[key]) == recorded(completion), key
@@ -99,6 +99,37 @@ def test_one_continuation_in_two(engine: Engine) -> None:
         part = score(engine, [(tokens[:split], tokens[split:])])[0]
         assert part.logprobs == whole.logprobs[split - 1 :]
         assert part.greedy == whole.greedy[split - 1 :]
+
+
+def with_prompt(wanted: list[Request], k: int) -> list[Request]:
+    return [replace(each, params=replace(each.params, prompt_logprobs=k)) for each in wanted]
+
+
+@pytest.mark.parametrize("limits", LIMITS[::2], ids=str)
+def test_of_the_prompt(engine: Engine, drawn: dict[str, Completion], limits: dict[str, Any]) -> None:
+    """As scored after its first token; and what is drawn after it is what it was."""
+    done = run(engine, with_prompt(asked(), 2), **limits)
+    prompts = {each.row_key: each.prompt_token_ids for each in asked()}
+    longer = {key: ids_ for key, ids_ in prompts.items() if len(ids_) > 1}
+    scored = score(engine, [(ids_[:1], ids_[1:]) for ids_ in longer.values()])
+    for key, found in zip(longer, scored, strict=True):
+        assert done[key].prompt_logprobs == (None, *found.logprobs)
+        tops = done[key].prompt_top_logprobs_ids
+        assert tops is not None
+        best = [ids_ and ids_[0] for ids_ in tops]
+        assert [a == b for a, b in zip(best, prompts[key], strict=True)][1:] == [*found.greedy]
+    for key, completion in drawn.items():
+        assert len(done[key].prompt_logprobs or ()) == len(prompts[key])
+        plain = replace(done[key], prompt_logprobs=None, prompt_top_logprobs_ids=None, prompt_top_logprobs_values=None)
+        assert as_bits(plain) == as_bits(completion), key
+
+
+def test_of_the_prompt_they_are_raw_in_any_case(model: LoadedModel, engine: Engine) -> None:
+    processed = make_engine(model, logprobs_mode="processed")
+    wanted = with_prompt(asked(), 0)
+    raw = run(engine, wanted)
+    for key, completion in run(processed, wanted).items():
+        assert completion.prompt_logprobs == raw[key].prompt_logprobs
 
 
 def decoding_otherwise(*args: Any) -> torch.Tensor:

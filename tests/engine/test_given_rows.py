@@ -118,3 +118,40 @@ def test_computed_ahead(model: LoadedModel, limits: dict[str, Any], processed: b
         engine.runner = runner
         assert generate(engine, mixed) == expected
         assert runner.taken
+
+
+def test_prompts_computed_ahead(model: LoadedModel) -> None:
+    """A prompt whose logprobs are wanted is cut so that a step has rows for them."""
+    plain = make_engine(model)
+    assert isinstance(plain.runner, ModelRunner)
+    wanted = [
+        replace(each, params=replace(each.params, prompt_logprobs=1 if index % 2 else None))
+        for index, each in enumerate(requests(20))
+    ]
+    expected = generate(with_limits(plain, max_num_seqs=1, prefix_cache_blocks=0), wanted)
+    with ahead_on_cpu(plain.runner._model, plain.runner._cache, MAX_MODEL_LEN) as runner:
+        for limits in ({}, {"max_num_seqs": 4, "max_num_batched_tokens": 30, "num_blocks": 9}):
+            engine = with_limits(plain, looks_ahead=True, **limits)
+            engine.runner = runner
+            assert generate(engine, wanted) == expected
+
+
+def test_a_step_has_no_more_rows_than_sequences(engine: Engine) -> None:
+    """What a GPU keeps room for: the logits of so many positions."""
+    most = 0
+
+    def counted(rows: int) -> None:
+        nonlocal most
+        most = max(most, rows)
+
+    class Counting:
+        def step(self, chunks: Any) -> Any:
+            counted(sum(chunk.num_rows for chunk in chunks))
+            return engine.runner.step(chunks)
+
+    small = with_limits(engine, max_num_seqs=5)
+    small.runner = Counting()
+    pairs = [(ids(3), ids(40, first=i)) for i in range(7)]
+    mixed = [*requests_of(pairs), *requests(9)]
+    assert generate(small, mixed).keys() == {each.row_key for each in mixed}
+    assert most == 5

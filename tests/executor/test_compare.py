@@ -21,6 +21,9 @@ DONE = Completion(
     logprobs=(-0.5, 0.0, -2.0),
     top_logprobs_ids=((5, 1), (6, 2), (7, 3)),
     top_logprobs_values=((-0.5, -1.0), (0.0, -3.0), (-2.0, -2.5)),
+    prompt_logprobs=(None, -1.0),
+    prompt_top_logprobs_ids=(None, (8,)),
+    prompt_top_logprobs_values=(None, (-1.0,)),
 )
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"row_key": "b"}, "row_key 'a', then 'b'"),
@@ -41,6 +44,10 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
         "top_logprobs_values of token 0: bf800000, then bf800001",
     ),
     ({"top_logprobs_ids": ((5, 1), (6, 2), (7,))}, "top_logprobs_ids of token 2: [7, 3], then [7]"),
+    ({"prompt_logprobs": (None, next_float(-1.0))}, "prompt_logprobs of token 1: bf800000, then bf800001"),
+    ({"prompt_logprobs": (0.0, -1.0)}, "prompt_logprobs of token 0: None, then 00000000"),
+    ({"prompt_top_logprobs_ids": (None, (9,))}, "prompt_top_logprobs_ids of token 1: 8, then 9"),
+    ({"prompt_top_logprobs_values": (None, (-2.0,))}, "prompt_top_logprobs_values of token 1: bf800000, then c0000000"),
     ({"error_code": "template"}, "error_code None, then 'template'"),
     ({"error_message": "no"}, "error_message None, then 'no'"),
 ]

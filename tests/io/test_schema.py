@@ -10,7 +10,7 @@ from support.scalar_rows import row_leaves
 
 from batchgen.errors import InputError
 from batchgen.io.schema import Row, output_schema, rows_schema, rows_to_table
-from batchgen.records import Completion
+from batchgen.records import Completion, SamplingParams
 
 ROOT = Path(__file__).parents[2]
 EMPTY = pa.table({})
@@ -26,7 +26,7 @@ def failure(key: str = "a", index: int = 0, message: str = "no") -> Row:
 
 
 def make(rows: list[Row], passthrough: pa.Table = EMPTY, logprobs: int | None = None) -> pa.Table:
-    schema = output_schema(passthrough.schema, logprobs=logprobs, metadata={"a": "b"})
+    schema = output_schema(passthrough.schema, params=SamplingParams(logprobs=logprobs), metadata={"a": "b"})
     return rows_to_table(rows, passthrough, "f" * 64, schema)
 
 
@@ -80,6 +80,22 @@ def test_logprob_columns_come_when_asked() -> None:
     assert table["top_logprobs_values"].to_pylist() == [[[value], [float("-inf")]]]
 
 
+def test_columns_of_the_prompt_come_when_asked() -> None:
+    row = answer(
+        prompt_logprobs=(None, -0.5), prompt_top_logprobs_ids=(None, (7,)), prompt_top_logprobs_values=(None, (-0.5,))
+    )
+    names = ("prompt_logprobs", "prompt_top_logprobs_ids", "prompt_top_logprobs_values")
+    validator = jsonschema.Draft202012Validator(rows_schema())
+    for wanted, there in ((None, 0), (0, 1), (3, 3)):
+        schema = output_schema(pa.schema([]), params=SamplingParams(prompt_logprobs=wanted), metadata={})
+        assert [name for name in schema.names if name in names] == list(names[:there])
+        done, failed = rows_to_table([row, failure()], EMPTY, "", schema).to_pylist()
+        assert [done[name] for name in names[:there]] == [[None, -0.5], [None, [7]], [None, [-0.5]]][:there]
+        assert all(failed[name] is None for name in names[:there])
+        validator.validate(done)
+        validator.validate(failed)
+
+
 def test_row_hash_is_the_leaf_of_the_other_columns() -> None:
     passthrough = pa.table({"x": pa.array(["p", "q"]).dictionary_encode()})
     table = make([answer("a", 0), answer("a", 1), failure("b", 0), answer("b", 1)], passthrough)
@@ -101,7 +117,7 @@ def test_a_message_that_is_not_unicode_does_not_kill_the_writer() -> None:
 
 def test_a_passthrough_column_may_not_have_an_output_name() -> None:
     with pytest.raises(InputError, match="text: a passthrough column has the name of an output column"):
-        output_schema(pa.schema([("text", pa.string())]), logprobs=None, metadata={})
+        output_schema(pa.schema([("text", pa.string())]), params=SamplingParams(), metadata={})
 
 
 def test_the_published_schema_is_the_code() -> None:
