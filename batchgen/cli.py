@@ -15,6 +15,7 @@ import click
 from batchgen import terminal
 from batchgen.commands import Commands, emit, leave
 from batchgen.data_commands import COMMANDS as DATA_COMMANDS
+from batchgen.diff_command import diff
 from batchgen.errors import EXIT_ERROR_ROWS, EXIT_OK, Interrupted, ModelError, SpecError, VerifyError
 from batchgen.eval_command import evaluate
 from batchgen.executor.run_config import DeviceName, RunConfig
@@ -32,7 +33,6 @@ from batchgen.options import (
     JOB,
     JOB_DIR,
     NATURAL,
-    PATH,
     PLACE,
     RANKS,
     RAY,
@@ -184,27 +184,7 @@ def verify(run: Place, root: str | None, as_json: bool) -> None:
     leave(EXIT_OK if verdict.ok else VerifyError.exit_code)
 
 
-@cli.command()
-@click.argument("a", type=PLACE)
-@click.argument("b", type=PLACE)
-@click.option("--limit", type=NATURAL, metavar="N", default=5, show_default=True, help="How many examples.")
-@click.option("--out", type=PATH, metavar="FILE", help="All rows that differ, as Parquet.")
-@AS_JSON
-def diff(a: Place, b: Place, limit: int, out: Path | None, as_json: bool) -> None:
-    """Say in which rows runs A and B differ, and why.
-
-    Rows are paired by row key and sample, and compared bit for bit; the causes are those that the two manifests can
-    prove. Needs the two folders alone, and checks every hash. Exits with 8 if anything differs.
-    """
-    from batchgen.terminal.diff import print_diff
-    from batchgen.verify.diff import diff_runs
-
-    found = diff_runs(a, b, examples=limit, out=out)
-    if as_json:
-        emit({"identical": found.identical, **asdict(found)})
-    else:
-        print_diff(found)
-    leave(EXIT_OK if found.identical else VerifyError.exit_code)
+cli.add_command(diff)
 
 
 @cli.command()

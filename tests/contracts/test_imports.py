@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollout": DATA | COMPUTE | JOINED,
     "evals": DATA | {"verify.integrity"},
     "evals.choice": DATA | {"engine", "evals", "executor", "text"},
+    "diff_command": DATA | {"commands", "evals", "options", "terminal", "verify.diff"},
     "eval_command": DATA
     | {"commands", "evals", "evals.choice", "executor", "executor.start", "job", "options", "progress", "terminal"}
     | {"verify.ledger"},
@@ -82,6 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {
         "commands",
         "data_commands",
+        "diff_command",
         "eval_command",
         "export_command",
         "job",
@@ -114,7 +116,7 @@ UNIT_OF |= {f"verify.{part}": "verify.replay" for part in ("choice", "prompts", 
 UNIT_OF |= {f"verify.{part}": "verify.explain" for part in ("elements", "side", "stored_row")}
 
 HOME: dict[str, set[str]] = {
-    "click": {"cli", "commands", "data_commands", "eval_command", "export_command", "options"},
+    "click": {"cli", "commands", "data_commands", "diff_command", "eval_command", "export_command", "options"},
     "cuda": {"kernels.cuda"},
     "duckdb": {"io", "verify.diff"},
     "fsspec": {"places"},
@@ -153,7 +155,9 @@ HOME: dict[str, set[str]] = {
 # Imports inside functions: an extra that may be missing, or a command that must not pay for torch or must hear Ctrl-C
 # from its start.
 MAY_BE_LAZY = {"ray", "triton", "cuda", "huggingface_hub", "fsspec", "llguidance"}
-LAZY_FILES = {"batchgen.cli", "batchgen.data_commands", "batchgen.eval_command", "batchgen.__main__"}
+LAZY_FILES = {"batchgen.cli", "batchgen.data_commands", "batchgen.diff_command", "batchgen.eval_command"} | {
+    "batchgen.__main__"
+}
 
 
 def unit_of(module: str) -> str:

@@ -155,6 +155,10 @@ def test_flips(folder: Path, found: dict[str, Any]) -> None:
     shown = told("eval", folder / "job", "--against", folder / "other", "--only", "letter")
     assert f"letter: {flips.better} better in B, {flips.worse} worse, of 18" in shown.stdout
     assert "they part at token" in shown.stdout
+    differing = told("diff", folder / "job", folder / "other").stdout
+    assert f"letter: {flips.better} better in B, {flips.worse} worse, of 18" in differing
+    listed = json.loads(told("diff", folder / "job", folder / "other", "--json").stdout)["flips"]
+    assert [each["name"] for each in listed] == sorted(found)
 
 
 @pytest.mark.parametrize(
