@@ -78,7 +78,7 @@ def _run_on_ray(
         job, _ = load_job(path, on_fetch)
         base_dir = path.parent.absolute() if isinstance(path, Path) else path.parent
         with naming(path):
-            fleet = RayFleet(ReplicaSetup(job.spec, base_dir, config), needs)
+            fleet = RayFleet(ReplicaSetup(job.spec, base_dir, config, job.digests["limits"]), needs)
             return run_replicas(job, fleet, config, on_progress)
 
 

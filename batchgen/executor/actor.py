@@ -9,6 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from batchgen.errors import ModelError
 from batchgen.executor.base import Engine, Job
 from batchgen.executor.guarded import GuardedEngine
 from batchgen.executor.host import host
@@ -18,7 +19,7 @@ from batchgen.executor.work import Failure, News, Started, Told, Work
 from batchgen.executor.worker import Mailbox, Worker
 from batchgen.io.reader import Inputs
 from batchgen.io.row_keys import NO_REPEATS
-from batchgen.loader import bad_words_token_ids, load_model, prompt_builder
+from batchgen.loader import bad_words_token_ids, limits_json, load_model, prompt_builder
 from batchgen.places import Place
 from batchgen.spec import JobSpec
 
@@ -30,6 +31,7 @@ class ReplicaSetup:
     spec: JobSpec  # whole, also with what a generation config says
     base_dir: Place  # where relative paths of the job begin
     run_config: RunConfig  # of this replica
+    limits: str | None = None  # limits_json of the driver's copy of the model; None: not compared
 
 
 class Opening(Protocol):
@@ -45,6 +47,12 @@ def open_replica(setup: ReplicaSetup, on_death: Callable[[str], None]) -> tuple[
     """
     spec, config = setup.spec, setup.run_config
     model = load_model(spec, setup.base_dir, lambda done, total: None)
+    if setup.limits not in (None, here := limits_json(model)):
+        raise ModelError(
+            f"the limits of the model are {here} here, and {setup.limits} where the driver is",
+            where=str(model.path),
+            hint="its config or generation config was changed: use the same copy everywhere",
+        )
     engine = GuardedEngine(lambda: DepEngine.start(spec, model, config), on_death)
     job = Job(
         spec=spec,
