@@ -56,7 +56,7 @@ def test_ci_runs_the_test_commands_of_the_readme() -> None:
     readme = commands((ROOT / "README.md").read_text(encoding="utf-8"))
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     at = readme.index("pip install '.[test]'")
-    assert readme[at + 1] == "pytest"
+    assert readme[at + 1] == "pytest -n 2 --dist loadfile"
     assert set(readme[at : at + 2]) <= set(script)
     assert script[-1] == "pytest", "the last thing that CI prints is pytest's closing line"
     assert "set -euo pipefail" in script
