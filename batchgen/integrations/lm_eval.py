@@ -208,12 +208,15 @@ def sampling_params(wanted: Mapping[str, Any]) -> SamplingParams:
 
 
 def _limits(batch_size: int | str | None, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Limits of an engine from the harness's arguments. `max_batch_size` has no meaning here, and changes nothing."""
+    """Limits of an engine from the harness's arguments. `max_batch_size` has no meaning here, and changes nothing.
+
+    "cuda:0" is what the harness says when nobody has said anything: as for its own models, a GPU where there is one.
+    """
     limits = {key: value for key, value in more.items() if value is not None and key != "max_batch_size"}
     if batch_size is not None and not str(batch_size).startswith("auto"):
         limits["max_num_seqs"] = int(batch_size)
     if "device" in limits:
-        limits["device"] = str(limits["device"]).partition(":")[0]
+        limits["device"] = "auto" if limits["device"] == "cuda:0" else str(limits["device"]).partition(":")[0]
     return limits
 
 

@@ -121,7 +121,7 @@ for call in {calls!r}:
         said[call] = f"nothing: {{eval(call)}}"
     except Exception as error:
         said[call] = str(error)
-cut = BatchgenLM(FOLDER, max_model_len=32, threads=1, overlong="truncate_left")
+cut = BatchgenLM(FOLDER, max_model_len=32, threads=1, overlong="truncate_left", device="cuda:0", batch_size="auto")
 assert len(cut.generate_until([of("a b " * 40, {{"max_gen_toks": 8}})])) == cut.truncated == 1
 chat = [dict(role="user", content="Hi"), dict(role="assistant", content="Well ")]
 assert long.apply_chat_template(chat[:1]).endswith("assistant\\n")
