@@ -1,9 +1,6 @@
 """A finished run -> one Parquet file in the shape that a trainer reads."""
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import pyarrow.parquet as pq
 from batchgen.errors import InputError, RunError
 from batchgen.exports.rewards import Rewards
 from batchgen.exports.shapes import SHAPES, Policy, Sample
+from batchgen.io.draft import draft_of
 from batchgen.io.manifest import FILE_NAME, read_manifest
 from batchgen.io.parquet_file import open_parquet_file
 from batchgen.io.row_rules import job_of
@@ -63,7 +61,7 @@ def export_run(run: Place, out: Path, to: str, rewards: Path | None = None, *, s
         skip_errors,
     )
     written = 0
-    with _draft(out) as draft:
+    with draft_of(out) as draft:
         for carried, samples in map(reader.samples, files):
             rows = [SHAPES[to].row(sample, reader.policy) for sample in samples]
             table = pa.Table.from_pylist(rows, pa.schema(SHAPES[to].columns(carried)))
@@ -80,7 +78,7 @@ def export_run(run: Place, out: Path, to: str, rewards: Path | None = None, *, s
             logprobs_mode=spec.logprobs_mode,
             temperature=reader.policy.temperature,
         )
-        draft.finish(found)
+        draft.finish({MARK: json.dumps(asdict(found))})
     return found
 
 
@@ -161,44 +159,3 @@ def _check_out(out: Path) -> None:
             ours = False
         if not ours:
             raise RunError("is there already, and is no export", where=str(out), hint="choose another name")
-
-
-class _Draft:
-    """A Parquet file whose schema is that of the first table."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: pq.ParquetWriter | None = None
-
-    def write(self, table: pa.Table) -> None:
-        self._file = self._file or pq.ParquetWriter(self._path, table.schema, compression="zstd", version="2.6")
-        self._file.write_table(table)
-
-    def finish(self, found: Exported) -> None:
-        """Raises RunError when there was no table."""
-        if self._file is None:
-            raise RunError("the run has no rows")
-        self._file.add_key_value_metadata({MARK: json.dumps(asdict(found))})
-        self.close()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-@contextmanager
-def _draft(out: Path) -> Iterator[_Draft]:
-    """A file that takes the place of `out` when the block ends without an error."""
-    path = out.with_name(f".{out.name}.tmp")
-    draft = _Draft(path)
-    try:
-        yield draft
-        draft.close()
-        os.replace(path, out)
-    except OSError as error:
-        raise RunError(f"cannot write: {error.strerror or error}", where=str(out)) from error
-    finally:
-        with suppress(OSError):
-            draft.close()
-        path.unlink(missing_ok=True)

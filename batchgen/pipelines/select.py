@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import xxhash
 
 from batchgen.errors import InputError, RunError, nearest
 from batchgen.io.canonical import batches, encode_rows, schema_bytes
+from batchgen.io.draft import draft_of
 from batchgen.io.hashing import ROW_HASH, MerkleTree
 from batchgen.io.manifest import FILE_NAME, read_manifest
 from batchgen.io.parquet_file import open_parquet_file
@@ -55,13 +54,13 @@ def select(run: Place, out: Path, where: str | None = None, dedup: Sequence[str]
         if name not in names:
             raise InputError(f"no column {name!r}", where="--dedup", hint=nearest(name, names))
     tree, seen, rows, unselected = MerkleTree(), set[bytes](), 0, 0
-    with _writing(out) as writer:
+    with draft_of(out) as draft:
         for table in _chosen(files, where):
             unselected += table.unselected
             first = _first_of_each(table.rows, dedup, seen) if dedup else table.rows
             tree.add(rows, [bytes.fromhex(leaf) for leaf in first[ROW_HASH].to_pylist()])
             rows += first.num_rows
-            writer.write(first)
+            draft.write(_without_keys(first))
         found = Selection(
             source_root=root,
             source_fingerprint=manifest.fingerprint["job_fingerprint"],
@@ -73,7 +72,7 @@ def select(run: Place, out: Path, where: str | None = None, dedup: Sequence[str]
             rows=rows,
             root=tree.root(rows),
         )
-        writer.close({MARK: json.dumps(asdict(found))})
+        draft.finish({MARK: json.dumps(asdict(found))})
     return found
 
 
@@ -95,6 +94,12 @@ def _chosen(files: Sequence[SourceFile], where: str | None) -> Iterator[_Chosen]
             yield _Chosen(rows, table.num_rows - rows.num_rows)
 
 
+def _without_keys(table: pa.Table) -> pa.Table:
+    """The metadata but for the row keys of the shard that the rows come from."""
+    metadata = table.schema.metadata or {}
+    return table.replace_schema_metadata({k: v for k, v in metadata.items() if k != b"batchgen.row_keys"})
+
+
 def _first_of_each(table: pa.Table, columns: Sequence[str], seen: set[bytes]) -> pa.Table:
     """The rows whose values are not `seen`, which they become."""
     tag, keep = xxhash.xxh3_128_digest(schema_bytes(table.select(columns).schema)), []
@@ -104,46 +109,6 @@ def _first_of_each(table: pa.Table, columns: Sequence[str], seen: set[bytes]) ->
             keep.append(digest not in seen)
             seen.add(digest)
     return table.filter(pa.array(keep, pa.bool_()))
-
-
-class _Writer:
-    """A Parquet file whose schema is that of the first table."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: pq.ParquetWriter | None = None
-
-    def write(self, table: pa.Table) -> None:
-        if self._file is None:
-            kept = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"batchgen.row_keys"}
-            self._schema = table.schema.with_metadata(kept)
-            self._file = pq.ParquetWriter(self._path, self._schema, compression="zstd", version="2.6")
-        self._file.write_table(table.replace_schema_metadata(self._schema.metadata))
-
-    def close(self, metadata: dict[str, str] | None = None) -> None:
-        if self._file is not None:
-            if metadata:
-                self._file.add_key_value_metadata(metadata)
-            self._file.close()
-            self._file = None
-
-
-@contextmanager
-def _writing(out: Path) -> Iterator[_Writer]:
-    """A file that takes the place of `out` when the block ends without an error."""
-    draft = out.with_name(f".{out.name}.tmp")
-    writer = _Writer(draft)
-    try:
-        yield writer
-        writer.close()
-        os.replace(draft, out)
-    except OSError as error:
-        raise RunError(f"cannot write: {error.strerror or error}", where=str(out)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            writer.close()
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def _refuse(out: Path) -> None:
