@@ -140,7 +140,7 @@ def job_text(progress: Progress) -> str:
 
 
 def cluster_text(progress: ClusterProgress) -> str:
-    """8 replicas at 131-148 tok/s, 1 starting, 2 lost. Rates are of each since it began; twins and losses are so far."""
+    """8 replicas at 131-148 tok/s, 1 starting, 2 lost. Rates are of each since it began; losses are so far."""
     rates = sorted(progress.replicas.values())
     text = f"{len(rates)} replica" + "s" * (len(rates) != 1)
     if rates and progress.done - progress.resumed >= SETTLED:

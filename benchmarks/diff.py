@@ -30,7 +30,7 @@ from batchgen.io.manifest import InputRecord, Manifest, PlanRecord
 from batchgen.io.run_folder import RunFolder
 from batchgen.io.schema import SCHEMA_VERSION, Row, output_schema, rows_to_table
 from batchgen.plan import Plan, fitting_rows_per_shard
-from batchgen.records import Completion
+from batchgen.records import Completion, SamplingParams
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
 from batchgen.verify.diff import diff_runs
@@ -60,7 +60,7 @@ def make_run(out: Path, rows: int, bent: float, weights: str) -> None:
         "params_hash": params_hash(spec.sampling),
         "weights_digest": weights * 64,
     }
-    schema = output_schema(pa.schema([]), logprobs=0, metadata={})
+    schema = output_schema(pa.schema([]), params=SamplingParams(logprobs=0), metadata={})
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         batchgen_version="0",

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -90,6 +90,9 @@ class Silent:
 
     def decoder(self, *, skip_special_tokens: bool) -> "Silent":
         return self
+
+    def matcher(self, outputs: object, vocab_size: int) -> NoReturn:
+        raise NotImplementedError("no request here has a grammar")
 
     def push(self, token_id: int) -> str:
         return ""

@@ -69,7 +69,7 @@ def make_run(out: Path, rows: int, per_shard: int, logprobs: bool) -> None:
         "numerics": spec.numerics,
     }
     metadata = {f"batchgen.{part}": value for part, value in fingerprint.items()}
-    schema = output_schema(pa.schema([]), logprobs=spec.sampling.logprobs, metadata=metadata)
+    schema = output_schema(pa.schema([]), params=spec.sampling, metadata=metadata)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         batchgen_version="0",

@@ -90,8 +90,8 @@ def test_an_error_of_the_engine_is_a_row(tmp_path: Path) -> None:
 
     @dataclass
     class Failing(FakeEngine):
-        def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
-            for r in requests:
+        def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
+            for r in filter(None, requests):
                 yield Completion(r.row_key, r.sample_index, (), "", "error", error_code="non_finite_logits")
 
     rows = in_order(make(folder, Failing()))
@@ -156,7 +156,7 @@ def test_passthrough_goes_with_its_rows_also_past_a_gap(inputs: Path) -> None:
 def test_an_engine_that_loses_a_request_is_caught(inputs: Path) -> None:
     @dataclass
     class Losing(FakeEngine):
-        def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
+        def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
             return (c for c in FakeEngine.generate(self, requests) if (c.row_key, c.sample_index) != ("row-9", 1))
 
     with pytest.raises(BatchgenError, match="1 completions never came, among them row 'row-9' sample 1"):
@@ -166,7 +166,7 @@ def test_an_engine_that_loses_a_request_is_caught(inputs: Path) -> None:
 def test_an_engine_that_answers_twice_is_caught(inputs: Path) -> None:
     @dataclass
     class Stuttering(FakeEngine):
-        def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
+        def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
             for completion in FakeEngine.generate(self, requests):
                 yield completion
                 yield completion

@@ -160,7 +160,7 @@ def test_a_run_of_another_spec_is_refused(folder: Path, tmp_path: Path, sections
 
 def test_a_run_without_a_row_gives_way_to_a_corrected_job(folder: Path, tmp_path: Path) -> None:
     class Broken(FakeEngine):
-        def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
+        def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
             raise EngineError("cannot take this job")
 
     with pytest.raises(EngineError):

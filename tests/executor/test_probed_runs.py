@@ -41,7 +41,7 @@ class Faulty(FakeEngine):
     change: Callable[[Completion], Completion] = lambda completion: completion
     seen: Counter[tuple[str, int]] = field(default_factory=Counter)
 
-    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
+    def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
         for completion in FakeEngine.generate(self, requests):
             name = completion.row_key, completion.sample_index
             self.seen[name] += 1
@@ -150,7 +150,7 @@ def test_jobs_of_errors_alone(tmp_path: Path) -> None:
 
 @dataclass
 class Refusing(Faulty):
-    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
+    def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
         for done in FakeEngine.generate(self, requests):
             failed = Completion(
                 done.row_key, done.sample_index, (), "", "error", error_code="template", error_message="why"
@@ -242,7 +242,7 @@ def test_a_slow_probe_holds_no_more_than_the_window(job: Job, tmp_path: Path) ->
 
 def test_an_engine_that_loses_a_probe_is_caught(job: Job, tmp_path: Path) -> None:
     class Losing(Faulty):
-        def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
+        def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
             for completion in FakeEngine.generate(self, requests):
                 name = completion.row_key, completion.sample_index
                 self.seen[name] += 1

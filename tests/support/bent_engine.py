@@ -18,7 +18,7 @@ class BentEngine(FakeEngine):
 
     bends: Mapping[str, Bend] = field(default_factory=dict)
 
-    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
+    def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
         return (
             bend(completion, self.bends.get(completion.row_key, "none")) for completion in super().generate(requests)
         )

@@ -16,13 +16,13 @@ import batchgen.integrations.lm_eval  # noqa: F401  registers the model
 
 def tasks(data: str) -> list[dict[str, Any]]:
     """One task of each kind of request, of a local file."""
-    shared = {
+    shared: dict[str, Any] = {
         "dataset_path": "parquet",
         "dataset_kwargs": {"data_files": {"test": data}},
         "test_split": "test",
         "doc_to_text": "{{prompt}}",
     }
-    choice = {
+    choice: dict[str, Any] = {
         "output_type": "multiple_choice",
         "doc_to_choice": "choices",
         "doc_to_target": "right",
@@ -31,7 +31,7 @@ def tasks(data: str) -> list[dict[str, Any]]:
         "fewshot_split": "test",
         "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
     }
-    rolling = {
+    rolling: dict[str, Any] = {
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
         "doc_to_target": "{{prompt}} {{answer}}",

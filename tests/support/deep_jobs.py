@@ -39,4 +39,4 @@ def make(folder: Path, name: str, job: str = JOB, **how: Any) -> Path:
     (folder / f"{name}.yaml").write_text(job, encoding="utf-8")
     config = RunConfig(folder / "runs" / name, **({"threads": 1, "max_num_seqs": ROWS, "probe": 0.0} | how))
     run_job(folder / f"{name}.yaml", config)
-    return config.out
+    return folder / "runs" / name

@@ -43,8 +43,8 @@ class ScriptedEngine(FakeEngine):
 
     answer: Answer = complete
 
-    def generate(self, requests: Iterable[Request]) -> Generator[Completion, None, None]:
-        yield from map(self.answer, requests)
+    def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
+        yield from map(self.answer, filter(None, requests))
 
 
 def ok(request: Request, ids: Sequence[int], text: str = "text", reason: str = "stop") -> Completion:

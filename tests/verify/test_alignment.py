@@ -36,13 +36,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunRows:
 def test_rows_come_in_the_order_that_was_asked_for(finished: RunRows, places: list[int]) -> None:
     taken = finished.take(np.array(places), ["token_ids", "row_key", "no_such_column"])
     assert taken.column_names == ["row_key", "token_ids"]
-    everything = read_rows(finished.path).select(["row_key", "token_ids"])
+    everything = read_rows(Path(str(finished.path))).select(["row_key", "token_ids"])
     assert taken.to_pylist() == everything.take(pa.array(places)).to_pylist()
 
 
 def test_every_row_is_checked_and_has_its_place(finished: RunRows) -> None:
     table = pa.concat_tables(finished.check())
-    stored = read_rows(finished.path)
+    stored = read_rows(Path(str(finished.path)))
     assert table["place"].to_pylist() == list(range(ROWS * N))
     assert [key.decode() for key in table["key"].to_pylist()] == stored["row_key"].to_pylist()
     leaves = [

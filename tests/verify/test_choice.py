@@ -11,6 +11,7 @@ from support.fake_jobs import make_job, run, write_input
 
 from batchgen.errors import InputError
 from batchgen.io.manifest import Manifest, ShardRecord, Tally, read_manifest
+from batchgen.places import Place
 from batchgen.verify.choice import Rows, all_rows, drawn_rows, named_rows, parse_size
 
 
@@ -27,7 +28,7 @@ class Keys:
     """The part of a ledger that choosing needs: keys k0, k1, … with two samples each."""
 
     manifest: Manifest
-    run: Path = Path("RUN")
+    run: Place = Path("RUN")
     looked: int = 0
 
     def samples(self, shard: ShardRecord) -> list[tuple[str, int]]:
