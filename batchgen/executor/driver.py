@@ -23,7 +23,7 @@ from batchgen.io.manifest import Tally
 from batchgen.io.run_folder import RunFolder
 from batchgen.plan import Shard
 
-MOST_LOSSES = 3  # in a row, for each replica
+MOST_LOSSES = 8, 3  # of replicas in a row, and for each replica that there should be
 OUTSTANDING = 2  # shards of a replica, so that its engine does not run dry at the end of one
 
 _log = logging.getLogger(__name__)
@@ -194,7 +194,8 @@ class Driver:
         self._gone += 1
         self._book.events.write("lost", replica=name, reason=error.message, shards=[shard.index for shard in back])
         _log.warning("replica %s is lost and replaced: %s", name, error.message)
-        if self._losses > MOST_LOSSES * max(1, self._wanted):
+        least, each = MOST_LOSSES
+        if self._losses > max(least, each * self._wanted):
             numbers = ", ".join(str(shard.index) for shard in shards) or "none"
             raise EngineError(
                 f"{self._losses} replicas were lost in a row, the last with the shards {numbers}: {error.message}",

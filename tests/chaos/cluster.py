@@ -27,6 +27,7 @@ from support.fake_jobs import make_job, run, write_input
 from support.jobs import write_parquet
 from support.ray_openings import build_short, guarded
 
+from batchgen.errors import EngineError
 from batchgen.executor.local import run_local
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.events import read_events
@@ -63,7 +64,7 @@ class Storm:
         while sum(n for what, n in self.tally.items() if what.startswith("killed ")) < kills:
             kind = self._chance.choices(KINDS, [3, 1])[0]
             self._one_run(kind, self._folder / f"run-{self.tally['runs']}")
-            print(json.dumps(self.tally), flush=True)
+            print(json.dumps(self.tally), flush=True)  # so far
 
     def close(self) -> None:
         self._cluster.shutdown()
@@ -117,7 +118,9 @@ class Storm:
                 if time.monotonic() > limit:
                     driver.kill()
                     raise StormError(f"{out} hangs\n{log.read_text()}")
-        if driver.returncode not in MAY_END or "Traceback" in log.read_text():
+        gave_up = driver.returncode == EngineError.exit_code and "replicas were lost in a row" in log.read_text()
+        self.tally["gave up"] += gave_up  # so many kills, one after the other, are too many
+        if not gave_up and (driver.returncode not in MAY_END or "Traceback" in log.read_text()):
             raise StormError(f"the driver of {out} ended with {driver.returncode}\n{log.read_text()}")
         return most
 
@@ -139,6 +142,7 @@ class Storm:
         else:
             driver.send_signal(signal.SIGKILL if what == "driver" else self._chance.choice([2, 15]))
         self.tally[f"killed {what}"] += 1
+        print(".", end="", flush=True)
         return True
 
     def _check(self, out: Path, before: set[int]) -> set[int]:

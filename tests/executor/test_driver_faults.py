@@ -74,7 +74,7 @@ def test_replicas_are_lost_all_the_time(folder: Path, root: str, tmp_path: Path)
 
 def test_a_job_that_loses_every_replica_ends(folder: Path, tmp_path: Path) -> None:
     made = case(folder, tmp_path / "run", 2, on_said=lose_at(0, *(f"r{i}" for i in range(99))), rows_per_shard=25)
-    with pytest.raises(EngineError, match=r"7 replicas were lost in a row, the last with the shards .*: its node is"):
+    with pytest.raises(EngineError, match=r"9 replicas were lost in a row, the last with the shards .*: its node is"):
         made.run()
     assert verify_run(made.out).rows == 0
 
