@@ -30,7 +30,8 @@ class PaddedExchange:
         self._owners = self._routes.rank_of[slots]
         # In words, for a GPU copies bytes one by one.
         mine = torch.cat([x.reshape(-1).view(torch.int32), slots.reshape(-1)]).view(torch.uint8)
-        rows, ids = self._mesh.all_gather(mine).view(torch.int32).split_with_sizes([T * words, T * k], dim=1)
+        everything = self._mesh.all_gather(mine).reshape(-1).view(torch.int32).view(self._mesh.size, T * (words + k))
+        rows, ids = everything.split_with_sizes([T * words, T * k], dim=1)
         everyone = rows.reshape(-1).view(x.dtype).view(-1, x.shape[1])
         here = self._routes.here[ids.reshape(-1)]
         return Arrived(everyone, Pairs(self._numbers.of(self._mesh.size * T, k, x.device), here))

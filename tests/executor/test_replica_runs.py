@@ -33,7 +33,7 @@ def root(folder: Path) -> str:
 
 
 def started(folder: Path, out: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "batchgen", "run", str(folder / "job.yaml"), "--out", str(out), *options]
+    command = [sys.executable, "-P", "-m", "batchgen", "run", str(folder / "job.yaml"), "--out", str(out), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
 
 
@@ -90,7 +90,7 @@ def test_a_ctrl_c(folder: Path, root: str, stopped: Any) -> None:
 def test_any_number_checks_any_run(folder: Path, root: str) -> None:
     """Two ranks make every row of one rank's run again."""
     options = ["--all", "--job-dir", str(folder), "--expert-parallel-size", "2", "--json"]
-    command = [sys.executable, "-m", "batchgen", "replay", str(folder / "whole"), *options]
+    command = [sys.executable, "-P", "-m", "batchgen", "replay", str(folder / "whole"), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert (found["exact"], found["bad"], found["prompt_errors"]) == (2 * ROWS - 2, 0, 2)

@@ -26,7 +26,7 @@ class Ranks:
 
     def __init__(self, count: int, *, on_gpus: bool = False) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["batchgen.parallel.experts"])
+        context.set_forkserver_preload(["torch"])  # the package itself is found only by the path of this process
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         for _ in range(count):
