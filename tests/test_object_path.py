@@ -219,7 +219,7 @@ def told(where: str, environment: dict[str, str]) -> str:
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_MAX_ATTEMPTS": "1",
     }
-    command = [sys.executable, "-c", PROGRAM, where]
+    command = [sys.executable, "-P", "-c", PROGRAM, where]
     done = subprocess.run(command, env=bare | environment, capture_output=True, text=True, check=False, timeout=120)
     return done.stdout + done.stderr
 

@@ -106,7 +106,7 @@ class Storm:
         """Start one and kill around it until it ends; how many kills the run has left."""
         replicas = self._chance.randint(1, MACHINES + 1)
         seconds = f"{self._chance.uniform(0.02, 0.12):.3f}"
-        command = [sys.executable, "-m", "support.child_ray", str(self._folder / kind), str(out)]
+        command = [sys.executable, "-P", "-m", "support.child_ray", str(self._folder / kind), str(out)]
         command += [str(self._cluster.address), str(replicas), seconds, *(["processes"] if kind == "processes" else [])]
         log = self._folder / "driver.log"
         with log.open("w") as said, subprocess.Popen(command, cwd=TESTS, stdout=said, stderr=said) as driver:

@@ -42,7 +42,7 @@ def test_other_names_are_refused() -> None:
 
 def test_dir_shows_the_names_before_they_are_loaded() -> None:
     program = "import batchgen, sys; print(set(batchgen.__all__) <= set(dir(batchgen)), 'batchgen.spec' in sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout
     assert shown.split() == ["True", "False"]
 
 

@@ -164,7 +164,7 @@ def test_a_driver_that_is_stopped(
 ) -> None:
     """Its replicas end with it, and another number of them goes on."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "support.child_ray", str(folder), str(out), raylets.address, "2", "0.05"]
+    command = [sys.executable, "-P", "-m", "support.child_ray", str(folder), str(out), raylets.address, "2", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TESTS) as driver:
         assert driver.stdout
         assert driver.stdout.readline() == "begun\n"

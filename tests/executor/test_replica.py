@@ -185,7 +185,7 @@ def test_the_end_of_the_driver(number: signal.Signals) -> None:
     """However it ends, its ranks do too, and a Ctrl-C of its terminal reaches it alone."""
     program = DRIVER.format(tests=str(Path(__file__).parents[1]))
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, process_group=0
+        [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True, process_group=0
     ) as driver:
         assert driver.stdout
         pids = [int(pid) for pid in driver.stdout.readline().split()]

@@ -38,8 +38,9 @@ def started(folder: Path, out: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def ranks_of(pid: int) -> list[int]:
-    """The processes that it has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """The processes that it has started to be ranks."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"sys.path[:]" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def once_it_runs(process: subprocess.Popen[str], out: Path) -> list[int]:

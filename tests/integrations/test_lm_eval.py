@@ -129,7 +129,7 @@ assert long.apply_chat_template(chat, add_generation_prompt=False).endswith("Wel
 print(json.dumps(said))
 """
     env = {**os.environ, "BATCHGEN_CACHE": str(root / "cache"), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root, env=env)
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, cwd=root, env=env)
     assert not done.returncode, done.stderr[-4000:]
     said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return said

@@ -115,7 +115,7 @@ except RunError as error:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    command = [sys.executable, "-c", program, str(tmp_path)]
+    command = [sys.executable, "-P", "-c", program, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=limit)
     assert f"{tmp_path}/events.jsonl: cannot write: File too large" in done.stdout
     assert os.path.getsize(tmp_path / "events.jsonl") == 1000

@@ -69,9 +69,9 @@ def test_two_writers_do_not_meet(out: Path) -> None:
     with RunFolder.open(out):
         with pytest.raises(RunError, match="another process is writing to this run"):
             RunFolder.open(out)
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        other = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
         assert "another process is writing to this run" in other.stderr
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
 
 
 def test_only_our_own_leftovers_are_removed(out: Path) -> None:

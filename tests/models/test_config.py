@@ -90,7 +90,7 @@ def test_the_config_needs_neither_torch_nor_the_file_formats() -> None:
         "import sys; import batchgen.models.config, batchgen.models.config_json, batchgen.models.files; "
         "assert not {'torch', 'gguf', 'safetensors', 'pyarrow', 'tokenizers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
 def test_frequencies_do_not_hang_on_the_caller_s_decimals() -> None:

@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_nothing_behind(tiny_llama: Path, cache: Path) -> Non
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000));"
         "print(load(Path(sys.argv[1]), Path(sys.argv[2])).weights_digest)"
     )
-    command = [sys.executable, "-c", code, str(tiny_llama), str(cache)]
+    command = [sys.executable, "-P", "-c", code, str(tiny_llama), str(cache)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert done.stdout.strip() == open_checkpoint(tiny_llama).weights_digest()
     assert [p.name for p in cache.iterdir()] == [".lock"]

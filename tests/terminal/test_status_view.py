@@ -136,7 +136,7 @@ def test_elsewhere_it_is_a_line(finished: Path) -> None:
 
 def test_it_is_seen_from_another_process_until_it_is_finished(tmp_path: Path) -> None:
     write_input(tmp_path, 60)
-    program = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), str(tmp_path)]
+    program = [sys.executable, "-P", "-c", PROGRAM, str(Path(__file__).parents[1]), str(tmp_path)]
     with subprocess.Popen(program) as child:
         while not (tmp_path / "run/manifest.json").exists():
             assert child.poll() is None
@@ -153,7 +153,7 @@ def test_it_is_seen_from_another_process_until_it_is_finished(tmp_path: Path) ->
 
 def test_a_killed_run_is_quiet(tmp_path: Path) -> None:
     write_input(tmp_path, 60)
-    program = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), str(tmp_path)]
+    program = [sys.executable, "-P", "-c", PROGRAM, str(Path(__file__).parents[1]), str(tmp_path)]
     with subprocess.Popen(program) as child:
         while not (tmp_path / "run/manifest.json").exists() or not read_status(tmp_path / "run").done:
             time.sleep(0.05)
