@@ -6,8 +6,9 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from threading import current_thread
 from types import ModuleType
 from typing import Any, TextIO
@@ -46,7 +47,9 @@ def cluster(address: str | None, cores: int) -> Iterator[list[Node]]:
         _check_address(address)
         quiet["address"] = address
     try:
-        ray.init(**quiet)
+        # Ray puts the present folder into the path of its workers, and a clone of the source is no installed package.
+        with TemporaryDirectory() as nowhere, chdir(nowhere):
+            ray.init(**quiet)
     except Exception as error:  # Ray raises many kinds, also plain ones
         place = "this machine" if address is None else address
         lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
