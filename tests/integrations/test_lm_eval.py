@@ -31,7 +31,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     ]
     plan = {"data": str(DATA), "limit": 6, "runs": runs}
     home = {name: str(root / name) for name in ("HF_HOME", "BATCHGEN_CACHE")}
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTHONPATH": str(ROOT / "tests")}
     done = subprocess.run(
         [sys.executable, str(CHILD), json.dumps(plan)],
         capture_output=True,
@@ -128,7 +128,7 @@ assert long.apply_chat_template(chat[:1]).endswith("assistant\\n")
 assert long.apply_chat_template(chat, add_generation_prompt=False).endswith("Well")
 print(json.dumps(said))
 """
-    env = {**os.environ, "BATCHGEN_CACHE": str(root / "cache"), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    env = {**os.environ, "BATCHGEN_CACHE": str(root / "cache"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, cwd=root, env=env)
     assert not done.returncode, done.stderr[-4000:]
     said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
