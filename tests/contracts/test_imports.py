@@ -291,4 +291,6 @@ def test_torch_would_be_noticed() -> None:
 
 def heavy_after(code: str) -> str:
     program = f"{code}\nimport sys\nprint(sorted({{'torch', 'transformers', 'ray'}} & set(sys.modules)))"
-    return subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+    ).stdout.strip()

@@ -198,7 +198,9 @@ def test_the_cache_of_the_hub_client_serves_offline(tmp_path: Path) -> None:
     code = "import sys; from batchgen.models.source import resolve_model; print(resolve_model(sys.argv[1]))"
 
     def resolve(model: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-P", "-c", code, model], env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-P", "-c", code, model], env=environment, capture_output=True, text=True
+        )
 
     assert resolve("hf:org/tiny@v1").stdout.strip() == str(snapshot)
     assert resolve(f"hf:org/tiny@{commit}").stdout.strip() == str(snapshot)

@@ -36,7 +36,10 @@ def folder(tmp_path: Path) -> Path:
 def test_croissant_is_what_its_library_reads(folder: Path) -> None:
     write_card(folder / "run", "apache-2.0")
     done = subprocess.run(
-        [sys.executable, "-P", "-c", LOAD, str(folder / "run/croissant.json")], capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", LOAD, str(folder / "run/croissant.json")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = json.loads(done.stdout)
     assert found["errors"] == []
