@@ -7,8 +7,11 @@ import sys
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from contracts.source_tree import ROOT
 from support.tiny_models import write_tiny
+
+from batchgen.cli import cli
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         ["many", "batchgen", {**ours, "prefix_cache": False}, 64],
         ["theirs", "hf", {"pretrained": folder, "dtype": "float32"}, 8],
     ]
-    plan = {"data": str(DATA), "limit": 6, "runs": runs}
+    plan = {"data": str(DATA), "limit": 6, "files": str(root), "runs": runs}
     home = {name: str(root / name) for name in ("HF_HOME", "BATCHGEN_CACHE")}
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTHONPATH": str(ROOT / "tests")}
     done = subprocess.run(
@@ -40,7 +43,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         env={**os.environ, **home, **offline},
     )
     assert not done.returncode, done.stderr[-4000:]
-    result: Found = json.loads(done.stdout)
+    result: Found = json.loads(done.stdout) | {"files": {name: str(root / name) for name, *_ in runs}}
     return result
 
 
@@ -48,6 +51,20 @@ def test_to_the_last_digit(found: Found) -> None:
     """Two runs: at batch 1 in small steps, and at batch 64 without a prefix cache."""
     assert found["many"]["answers"] == found["one"]["answers"]
     assert found["many"]["results"] == found["one"]["results"]
+
+
+def test_diff_reads_the_harness_s_files(found: Found) -> None:
+    one, many, theirs = (found["files"][name] for name in ("one", "many", "theirs"))
+    same = CliRunner().invoke(cli, ["diff", one, many])
+    assert (same.exit_code, same.stdout.count("6 items, every response and score the same")) == (0, 4), same.output
+    other = json.loads(CliRunner().invoke(cli, ["diff", one, theirs, "--json"]).stdout)
+    tasks = {each["task"]: each for each in other["tasks"]}
+    assert tasks["choice"]["responses"] == 6, "theirs has other digits"
+    assert tasks["choice"]["flips"].get("acc") is None
+    greedy = [
+        a != b for a, b in zip(found["one"]["answers"]["greedy"], found["theirs"]["answers"]["greedy"], strict=True)
+    ]
+    assert tasks["greedy"]["responses"] == sum(greedy)
 
 
 def test_every_kind_of_request_was_made(found: Found) -> None:

@@ -1,6 +1,7 @@
 """The lm-evaluation-harness in a process of its own: child_lm_eval.py PLAN; prints what it found as JSON.
 
-PLAN is JSON: the model's folder, the Parquet file, how many documents, and runs: [name, model, model_args, batch_size].
+PLAN is JSON: the Parquet file, how many documents, the folder for the files of each run, and runs: [name, model,
+model_args, batch_size].
 The harness sets up logging, seeds and warnings as it likes; here that concerns nobody else.
 """
 
@@ -9,6 +10,7 @@ import sys
 from typing import Any
 
 from lm_eval import simple_evaluate
+from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
 import batchgen.integrations.lm_eval  # noqa: F401  registers the model
@@ -48,7 +50,8 @@ def tasks(data: str) -> list[dict[str, Any]]:
     return [{"task": name, **shared, **task} for name, task in named.items()]
 
 
-def run(plan: dict[str, Any], model: str, args: dict[str, Any], batch_size: int) -> dict[str, Any]:
+def run(plan: dict[str, Any], name: str, model: str, args: dict[str, Any], batch_size: int) -> dict[str, Any]:
+    tracker = EvaluationTracker(output_path=f"{plan['files']}/{name}")
     found = simple_evaluate(
         model=model,
         model_args=args,
@@ -57,10 +60,14 @@ def run(plan: dict[str, Any], model: str, args: dict[str, Any], batch_size: int)
         limit=plan["limit"],
         device="cpu",
         bootstrap_iters=0,
+        evaluation_tracker=tracker,
         task_manager=TaskManager(include_defaults=False),  # thousands, which take long to read
     )
     assert found
     answers = {name: [each["resps"] for each in samples] for name, samples in found["samples"].items()}
+    tracker.save_results_aggregated({}, found["samples"])
+    for task, samples in found["samples"].items():
+        tracker.save_results_samples(task, samples)
     about = {key: value for key, value in found["config"].items() if key.startswith("batchgen_")}
     return {"results": found["results"], "answers": answers, "about": about}
 
@@ -68,4 +75,4 @@ def run(plan: dict[str, Any], model: str, args: dict[str, Any], batch_size: int)
 if __name__ == "__main__":
     plan = json.loads(sys.argv[1])
     sys.stdout, out = sys.stderr, sys.stdout
-    print(json.dumps({name: run(plan, *rest) for name, *rest in plan["runs"]}, default=str), file=out)
+    print(json.dumps({name: run(plan, name, *rest) for name, *rest in plan["runs"]}, default=str), file=out)
