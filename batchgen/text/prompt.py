@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
-from batchgen.errors import ModelError, RowError, SpecError
+from batchgen.errors import ModelError, RowError, SpecError, nearest
 from batchgen.spec import PromptSpec
 from batchgen.text.marks import Marks
 from batchgen.text.messages import check_messages, check_text, check_tools
@@ -44,7 +44,8 @@ class PromptBuilder:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises ModelError when a template is not valid, SpecError when the kwargs name what each row brings."""
+        """Raises ModelError when a template is not valid, SpecError when the kwargs name what each row brings, or what
+        no template reads."""
         self._tokenizer, self._policy = tokenizer, policy
         self._max_model_len, self._max_tokens = max_model_len, max_tokens
         now = None if policy.template_now is None else datetime.fromisoformat(policy.template_now)
@@ -55,6 +56,7 @@ class PromptBuilder:
             raise SpecError(f"{taken[0]!r} comes from the row", where="model.chat_template_kwargs")
         variables = {**tokenizer.special_tokens, **(chat_template_kwargs or {})}
         self._templates = {name: ChatTemplate(source, now=now, variables=variables) for name, source in sources.items()}
+        self._check_read(chat_template_kwargs or {})
 
     def build(self, row: PromptRow) -> list[int]:
         """The prompt ids: at least one, each in the vocabulary, with room for max_tokens after them.
@@ -93,9 +95,21 @@ class PromptBuilder:
         self._refuse_control_tokens([messages, tools])
         template = self._template("tool_use" if tools and "tool_use" in self._templates else "default")
         if self._policy.special_tokens_in_content == "allow":
-            return self._tokenizer.encode(template.render(messages, tools), add_special_tokens=False, special="allow")
+            return self._tokenizer.encode(
+                _rendered(template, messages, tools), add_special_tokens=False, special="allow"
+            )
         marks = Marks(self._tokenizer.control_tokens)
-        return self._tokenizer.encode_rendered(template.render(marks.hide(messages), marks.hide(tools)), marks)
+        return self._tokenizer.encode_rendered(_rendered(template, marks.hide(messages), marks.hide(tools)), marks)
+
+    def _check_read(self, kwargs: Mapping[str, Any]) -> None:
+        """Refuse variables that no row's template asks for."""
+        reads = [self._templates[name].reads for name in ("default", "tool_use") if name in self._templates]
+        for name in kwargs:
+            if not any(name in names for names in reads):
+                own = frozenset().union(*reads) - {"messages", "tools", "documents", *self._tokenizer.special_tokens}
+                hint = nearest(name, own) if own else "it has no variables of its own"
+                message = "the chat template does not read it" if reads else "the model has no chat template"
+                raise SpecError(message, where=f"model.chat_template_kwargs.{name}", hint=hint if reads else "")
 
     def _template(self, name: str) -> ChatTemplate:
         if name not in self._templates:
@@ -138,3 +152,19 @@ class PromptBuilder:
                 )
             ids = ids[-room:]
         return prefix + ids + suffix
+
+
+def _rendered(template: ChatTemplate, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    """The chat as text. Raises RowError "template" as `ChatTemplate.render`, and where the tools leave no trace."""
+    text = template.render(messages, tools)
+    if tools and ("tools" not in template.reads or text == _without_tools(template, messages)):
+        raise RowError("template", "the chat template ignores the tools of the row")
+    return text
+
+
+def _without_tools(template: ChatTemplate, messages: list[dict[str, Any]]) -> str | None:
+    """None where it cannot do without."""
+    try:
+        return template.render(messages, None)
+    except RowError:
+        return None

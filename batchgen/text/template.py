@@ -10,7 +10,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -42,9 +42,11 @@ class ChatTemplate:
         }
         try:
             self._template = environment.from_string(source)
+            named = meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             line = getattr(error, "lineno", None)
             raise ModelError(f"not a valid template: {error}", where=f"chat template line {line}") from error
+        self.reads = frozenset(named - environment.globals.keys())  # variables that it may ask for
         self._variables = {"add_generation_prompt": True, "documents": None, **(variables or {})}
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:

@@ -74,7 +74,8 @@ def test_chat_ids_are_those_of_transformers(family: str, tmp_path: Path) -> None
     """Rows without control text: what the guards do must not be seen in them."""
     from transformers import PreTrainedTokenizerFast
 
-    build = builder(FAMILIES[family](tmp_path), chat_template_kwargs={"enable_thinking": False})
+    kwargs = {"enable_thinking": False} if family == "tools" else {}
+    build = builder(FAMILIES[family](tmp_path), chat_template_kwargs=kwargs)
     reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     strings = [text for strings in varied_strings(8).values() for text in strings]
     checked = 0
@@ -82,7 +83,7 @@ def test_chat_ids_are_those_of_transformers(family: str, tmp_path: Path) -> None
         row = Row(messages=talk(first, second, third))
         if not build.control_tokens(row):
             expected = reference.apply_chat_template(
-                row.messages, add_generation_prompt=True, return_dict=False, enable_thinking=False
+                row.messages, add_generation_prompt=True, return_dict=False, **kwargs
             )
             assert build.build(row) == expected
             checked += 1
@@ -232,7 +233,8 @@ def test_overlong(tmp_path: Path) -> None:
 
 
 def test_named_templates(tmp_path: Path) -> None:
-    named = [{"name": name, "template": name} for name in ("default", "tool_use", "short")]
+    names = ("default", "tool_use", "short")
+    named = [{"name": name, "template": f"{name}{{{{ '+' if tools }}}}"} for name in names]
     definition = byte_level(TOOLS_TOKENS)
     tokenizer = Tokenizer.from_folder(save(tmp_path, definition, chat_template=named))
     plain, with_tools = Row(messages=talk("a")), Row(messages=talk("a"), tools=[{"name": "f"}])
@@ -240,8 +242,39 @@ def test_named_templates(tmp_path: Path) -> None:
     def text(row: Row, **options: Any) -> str:
         return tokenizer.decode(builder(tokenizer, **options).build(row))
 
-    assert (text(plain), text(with_tools)) == ("default", "tool_use")
-    assert (text(with_tools, chat_template="short"), text(plain, chat_template="own")) == ("short", "own")
+    assert (text(plain), text(with_tools)) == ("default", "tool_use+")
+    assert (text(with_tools, chat_template="short"), text(plain, chat_template="own")) == ("short+", "own")
+
+
+def test_tools_that_a_template_ignores(tmp_path: Path) -> None:
+    """They are an error of their row, whether the template knows no tools or prints none of these."""
+    row, without = Row(messages=talk("a"), tools=[{"name": "f"}]), Row(messages=talk("a"), tools=[])
+    for_some = "{{ messages[0].content }}{% for tool in tools or [] if tool.name == 'g' %}{{ tool.name }}{% endfor %}"
+    for source in (SMOLLM2, for_some):
+        for policy in ("text", "allow"):
+            build = builder(tools(tmp_path), chat_template=source, special_tokens_in_content=policy)
+            with pytest.raises(RowError, match="ignores the tools") as failed:
+                build.build(row)
+            assert failed.value.code == "template"
+            assert build.build(without) == build.build(Row(messages=talk("a")))
+    assert builder(tmp_path, chat_template=for_some).build(Row(messages=talk("a"), tools=[{"name": "g"}]))
+    needs = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}{{ tools[0].name }}"
+    assert builder(tmp_path, chat_template=needs).build(row)
+
+
+def test_variables_that_no_template_reads(tmp_path: Path) -> None:
+    folder = tools(tmp_path)
+    assert builder(folder, chat_template_kwargs={"enable_thinking": False}).build(Row(messages=talk("a")))
+    for kwargs, options, says in [
+        ({"enable_thinkin": False}, {}, "does not read it.*did you mean 'enable_thinking'"),
+        ({"raise_exception": 1}, {}, "does not read it"),
+        ({"enable_thinking": False}, {"chat_template": "{{ messages }}"}, "it has no variables of its own"),
+    ]:
+        with pytest.raises(SpecError, match=f"(?s){says}") as failed:
+            builder(folder, chat_template_kwargs=kwargs, **options)
+        assert failed.value.where == f"model.chat_template_kwargs.{next(iter(kwargs))}"
+    with pytest.raises(SpecError, match="has no chat template"):
+        builder(save(tmp_path / "none", byte_level(TOOLS_TOKENS)), chat_template_kwargs={"x": 1})
 
 
 def test_messages_without_a_template(tmp_path: Path) -> None:
