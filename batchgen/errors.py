@@ -96,6 +96,7 @@ ROW_ERROR_CODES = frozenset(
         "template",  # the chat template refused the messages
         "non_finite_logits",  # the model gave NaN or infinity for this row
         "grammar",  # no token is left that a grammar allows, or the grammar grew too large for this row
+        "kept_tokens",  # the filters kept more ids at one draw than sampling.kept_tokens allows
         "replica_died",  # the processes of the engine died with it, and again when it was alone
     }
 )

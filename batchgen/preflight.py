@@ -139,6 +139,8 @@ def _output_bytes(spec: JobSpec, num_rows: int, answered: int, prompt_tokens: in
     per_token = _BYTES_A_TOKEN
     if spec.sampling.logprobs is not None:
         per_token += 4 + _BYTES_A_LOGPROB * spec.sampling.logprobs
+    if spec.sampling.kept_tokens is not None:
+        per_token += 4 * (1 + min(spec.sampling.kept_tokens, max(spec.sampling.top_k, 0) or spec.sampling.kept_tokens))
     per_prompt_token = 4
     if spec.sampling.prompt_logprobs is not None:
         per_prompt_token += 4 + _BYTES_A_LOGPROB * spec.sampling.prompt_logprobs

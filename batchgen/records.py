@@ -55,10 +55,11 @@ class SamplingParams:
     logprobs: int | None = None  # None: no logprobs; k: the sampled token's and the k best (0..20)
     structured_outputs: StructuredOutputs | None = None  # None: any text
     prompt_logprobs: int | None = None  # None: none; k: raw, of each prompt token but the first, and the k best there
+    kept_tokens: int | None = None  # None: none; k: the ids, at most k, that top-k, top-p and min-p left at each draw
 
 
 # Fields that came after the first runs were made: while they are None, no hash knows of them.
-LATER_FIELDS = frozenset({"structured_outputs", "prompt_logprobs"})
+LATER_FIELDS = frozenset({"structured_outputs", "prompt_logprobs", "kept_tokens"})
 
 
 class Problem(NamedTuple):
@@ -82,7 +83,9 @@ _RANGES: dict[str, tuple[type, float, float]] = {  # both ends included
     "min_tokens": (int, 0, _INT_MAX),
     "logprobs": (int, 0, 20),
     "prompt_logprobs": (int, 0, 20),
+    "kept_tokens": (int, 1, 65_536),
 }
+_OR_NONE = ("logprobs", "prompt_logprobs", "kept_tokens")
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 
@@ -95,7 +98,7 @@ def check_params(params: SamplingParams) -> list[Problem]:
     problems = []
     for name, (kind, low, high) in _RANGES.items():
         value = getattr(params, name)
-        if not (_in_range(value, kind, low, high) or (name in ("logprobs", "prompt_logprobs") and value is None)):
+        if not (_in_range(value, kind, low, high) or (name in _OR_NONE and value is None)):
             noun = "an integer" if kind is int else "a number"
             problems.append(Problem(name, f"must be {noun} from {low} to {high}, got {value!r}"))
     problems += [
@@ -197,5 +200,6 @@ class Completion:
     prompt_logprobs: tuple[float | None, ...] | None = None
     prompt_top_logprobs_ids: tuple[tuple[int, ...] | None, ...] | None = None
     prompt_top_logprobs_values: tuple[tuple[float, ...] | None, ...] | None = None
+    kept_tokens: tuple[tuple[int, ...], ...] | None = None  # ids ascending; None also where nothing was filtered
     error_code: str | None = None
     error_message: str | None = None

@@ -88,7 +88,9 @@ struct Attention {
 // output) meets the repetition penalty, `output_id` the frequency penalty times `output_count` and the presence
 // penalty; `banned_id` cannot be drawn. Where top_logprobs[r] >= 0, logprob [R] and the best top_logprobs[r] of top_id
 // and top_value [R, 20] are written, else NaN, -1 and -infinity. `finite` is 0, and nothing is drawn, where a
-// logit is NaN or infinite or every token is banned. `reach` is where to look first and cannot be seen in the result.
+// logit is NaN or infinite or every token is banned. Where `kept_start` is given, kept_size[r] becomes the number of
+// tokens that the filters left, -1 when none is on, and their ids stand from kept_start[r] of `kept_id` on, in
+// no order, if there is room up to kept_start[r + 1]. `reach` is where to look first and cannot be seen in the result.
 struct Sample {
   const float* logits;
   const uint64_t* seed;
@@ -116,6 +118,9 @@ struct Sample {
   int32_t* top_id;
   float* top_value;
   uint8_t* finite;
+  const int64_t* kept_start;
+  int32_t* kept_id;
+  int32_t* kept_size;
   float reach;
   bool processed;  // the log-probabilities are of the filtered distribution, not of the raw logits
   int64_t R, V;

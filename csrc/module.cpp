@@ -77,13 +77,14 @@ NB_MODULE(_cpu, m) {
   }, Release());
   // `arrays` are the addresses of Sample's arrays, in the order of its members.
   m.def("sample", [](const std::vector<Address>& arrays, float reach, bool processed, int64_t R, int64_t V) {
-    if (arrays.size() != 26) throw std::invalid_argument("sample takes 26 arrays");
+    if (arrays.size() != 29) throw std::invalid_argument("sample takes 29 arrays");
     const Address* p = arrays.data();
     kernels().sample({at<float>(p[0]), at<uint64_t>(p[1]), at<int64_t>(p[2]), at<float>(p[3]), at<double>(p[4]), at<float>(p[5]),
                       at<int32_t>(p[6]), at<float>(p[7]), at<float>(p[8]), at<float>(p[9]), at<int32_t>(p[10]), at<int32_t>(p[11]),
                       at<float>(p[12]), at<int32_t>(p[13]), at<int32_t>(p[14]), at<int32_t>(p[15]), at<int32_t>(p[16]),
                       at<int32_t>(p[17]), at<int32_t>(p[18]), at<int32_t>(p[19]), at<int32_t>(p[20]), at<int32_t>(p[21]),
-                      at<float>(p[22]), at<int32_t>(p[23]), at<float>(p[24]), at<uint8_t>(p[25]), reach, processed, R, V});
+                      at<float>(p[22]), at<int32_t>(p[23]), at<float>(p[24]), at<uint8_t>(p[25]),
+                      at<int64_t>(p[26]), at<int32_t>(p[27]), at<int32_t>(p[28]), reach, processed, R, V});
   }, Release());
   m.def("noise", [](uint64_t seed, int64_t position, uint32_t lane, Address out, int64_t n) {
     kernels().noise(seed, position, lane, at<float>(out), n);

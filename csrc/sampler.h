@@ -303,6 +303,14 @@ INLINE void report(const Sample& a, int64_t r, Row& row, Entry* entries, int64_t
   }
 }
 
+// What `filter` left, in no order, as far as there is room.
+INLINE void keep(const Sample& a, int64_t r, const Entry* entries, int64_t n) {
+  a.kept_size[r] = static_cast<int32_t>(n);
+  if (n > a.kept_start[r + 1] - a.kept_start[r]) return;
+  int32_t* id = a.kept_id + a.kept_start[r];
+  for (int64_t i = 0; i < n; ++i) id[i] = static_cast<int32_t>(entries[i].id());
+}
+
 inline void sample_row(const Sample& a, int64_t r, Row row, Entry* entries) {
   a.token[r] = -1, a.logprob[r] = __builtin_nanf(""), a.finite[r] = 0;
   for (int i = 0; i < kTopLogprobs; ++i) a.top_id[r * kTopLogprobs + i] = -1, a.top_value[r * kTopLogprobs + i] = kLowest;
@@ -316,6 +324,7 @@ inline void sample_row(const Sample& a, int64_t r, Row row, Entry* entries) {
   const NoiseKey key{a.seed[r], static_cast<uint64_t>(a.position[r]), kDrawLane};
   a.finite[r] = 1;
   a.token[r] = static_cast<int32_t>(is_greedy ? first_of(row, row.max) : n == kAll ? draw_all(row, key) : draw_among(entries, n, key));
+  if (a.kept_start) keep(a, r, entries, n);
   if (a.top_logprobs[r] >= 0) report(a, r, row, entries, n);
 }
 

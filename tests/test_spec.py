@@ -96,6 +96,7 @@ WRONG_VALUES = [
     ("sampling: {logprobs: 21}", "sampling.logprobs", "from 0 to 20"),
     ("sampling: [n]", "sampling", "mapping"),
     ("sampling: {prompt_logprobs: 21}", "sampling.prompt_logprobs", "from 0 to 20"),
+    ("sampling: {kept_tokens: 0}", "sampling.kept_tokens", "from 1 to 65536"),
     ("sampling: {structured_outputs: {}}", "sampling.structured_outputs", "exactly one of"),
     ("sampling: {structured_outputs: {regex: a, choice: [b]}}", "sampling.structured_outputs", "exactly one of"),
     ("sampling: {structured_outputs: {regx: a}}", "sampling.structured_outputs.regx", "unknown key"),

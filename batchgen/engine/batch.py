@@ -44,6 +44,7 @@ class Sampled(NamedTuple):
     `logprob` and `top_values` hold float32 values; of a draw without `params.logprobs` they may be 0 and ().
 
     `finite` is False when the row's logits held a NaN or an infinity, or left no token to draw; the rest is then void.
+    `kept`: with `params.kept_tokens`, what the filters left, ids ascending; () if that was more than it allows.
     """
 
     token_id: int
@@ -51,6 +52,7 @@ class Sampled(NamedTuple):
     top_ids: tuple[int, ...]
     top_values: tuple[float, ...]
     finite: bool
+    kept: tuple[int, ...] | None = None
 
 
 Agreed: TypeAlias = NDArray[np.int64]  # [ranks, n]: the numbers of every rank

@@ -140,8 +140,12 @@ class Generation:
         if sequence.request.continuation is not None:
             sequence.score(draw.logprob, draw.top_ids, draw.top_values)
             return _scored(sequence)
+        if draw.kept == ():
+            return _failed(sequence.request, _too_many_kept(sequence))
         self._stats.output_tokens += 1
         sequence.append(draw.token_id, draw.logprob, draw.top_ids, draw.top_values)
+        if draw.kept is not None:
+            sequence.kept.append(draw.kept)
         if ending := sequence.stop.push(draw.token_id):
             return _completed(sequence, ending)
         if sequence.matcher is not None:
@@ -194,6 +198,7 @@ def _completed(sequence: Sequence, ending: Ending) -> Completion:
         logprobs=tuple(sequence.logprobs[:kept]) if wanted else None,
         top_logprobs_ids=tuple(sequence.top_ids[:kept]) if wanted else None,
         top_logprobs_values=tuple(sequence.top_values[:kept]) if wanted else None,
+        kept_tokens=tuple(sequence.kept[:kept]) if sequence.kept else None,
         **_of_the_prompt(sequence),
     )
 
@@ -238,6 +243,12 @@ def _not_finite(sequence: Sequence) -> Completion:
         return _failed(sequence.request, RowError("grammar", message))
     message = f"logits are not finite at output position {position}"
     return _failed(sequence.request, RowError("non_finite_logits", message))
+
+
+def _too_many_kept(sequence: Sequence) -> RowError:
+    most = sequence.request.params.kept_tokens
+    place = f"at output position {sequence.num_output}"
+    return RowError("kept_tokens", f"the filters kept more than kept_tokens {most} allows {place}; top_k bounds them")
 
 
 def _failed(request: Request, error: RowError) -> Completion:

@@ -122,7 +122,7 @@ def _processed(logits: torch.Tensor, given: list[_Given]) -> list[Sampled]:
     The best candidate's logprob is 0 - log_sum. A token that was no candidate has one as if it were.
     """
     rows = sample_rows([each.as_of() for each in given])
-    rows = replace(rows, top_logprobs=np.maximum(rows.top_logprobs, 1))
+    rows = replace(rows, top_logprobs=np.maximum(rows.top_logprobs, 1), kept=None)
     draws = kernels.sample(logits, rows, processed_logprobs=True)
     host = logits.cpu().numpy()
     logprobs = [_processed_logprob(host[r], rows, r, each, draws) for r, each in enumerate(given)]

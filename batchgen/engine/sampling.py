@@ -8,12 +8,17 @@ import torch
 from batchgen import kernels
 from batchgen.engine.batch import Sampled
 from batchgen.engine.sequence import Sequence
-from batchgen.kernels.sample_rows import Draws, IdLists, SampleRows
+from batchgen.kernels.sample_rows import Draws, IdLists, Kept, SampleRows
 
 
 def draw(logits: torch.Tensor, sequences: collections.abc.Sequence[Sequence], *, processed: bool) -> list[Sampled]:
     """The next token of each sequence.  logits float32 [R, V], raw; `processed` says which logprobs are recorded."""
-    return sampled(kernels.sample(logits, sample_rows(sequences), processed_logprobs=processed), sequences)
+    rows = sample_rows(sequences)
+    draws = sampled(kernels.sample(logits, rows, processed_logprobs=processed), sequences)
+    if rows.kept is None:
+        return draws
+    wanted = [sequence.request.params.kept_tokens for sequence in sequences]
+    return [d._replace(kept=rows.kept.of_row(r)) if wanted[r] else d for r, d in enumerate(draws)]
 
 
 def sampled(draws: Draws, sequences: collections.abc.Sequence[Sequence]) -> list[Sampled]:
@@ -52,6 +57,7 @@ def sample_rows(sequences: collections.abc.Sequence[Sequence]) -> SampleRows:
             [s.seen_token_ids if p.repetition_penalty != 1 else () for s, p in zip(sequences, params, strict=True)]
         ),
         top_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
+        kept=Kept.empty([p.kept_tokens or 0 for p in params]) if any(p.kept_tokens for p in params) else None,
     )
 
 

@@ -36,6 +36,7 @@ class Sequence:
         self.logprobs: list[float] = []
         self.top_ids: list[tuple[int, ...]] = []
         self.top_values: list[tuple[float, ...]] = []
+        self.kept: list[tuple[int, ...]] = []  # of each draw, if it is filtered and they are wanted
         # Of the prompt's tokens from the second on.
         self.prompt_logprobs: list[float] = []
         self.prompt_top_ids: list[tuple[int, ...]] = []

@@ -1,7 +1,7 @@
 """Two completions of one request, field by field and bit by bit."""
 
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from batchgen.records import Completion
@@ -39,9 +39,10 @@ def bits(completion: Completion) -> dict[str, Any]:
 
 def from_bits(found: dict[str, Any]) -> Completion:
     """The completion of which `found` are the bits. Raises TypeError, KeyError or ValueError for anything else."""
-    values = {field.name: _tuples(found[field.name]) for field in fields(Completion)}
+    there = [field.name for field in fields(Completion) if field.name in found or field.default is MISSING]
+    values = {name: _tuples(found[name]) for name in there}  # what a field that came later lacks is its default
     for name in ("logprobs", "top_logprobs_values", "prompt_logprobs", "prompt_top_logprobs_values"):
-        values[name] = _floats(values[name])
+        values[name] = _floats(values.get(name))
     return Completion(**values)
 
 

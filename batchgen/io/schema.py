@@ -35,11 +35,13 @@ COLUMN_TEXTS: dict[str, str] = {
     "prompt_logprobs": "float32, raw, of each prompt token; null of the first; with sampling.prompt_logprobs only",
     "prompt_top_logprobs_ids": "the best tokens at each place of the prompt; with sampling.prompt_logprobs > 0 only",
     "prompt_top_logprobs_values": "their logprobs, float32",
+    "kept_tokens": "the ids, ascending, that top_k, top_p and min_p left at each draw; with sampling.kept_tokens only; "
+    "null where nothing was filtered",
     "params_hash": "xxh3_128 of the sampling parameters without n",
     ROW_HASH: "xxh3_128 of the row's other columns in canonical bytes",
 }
 OUTPUT_COLUMNS = frozenset(COLUMN_TEXTS)
-EVERYTHING = SamplingParams(logprobs=1, prompt_logprobs=1)  # has every column
+EVERYTHING = SamplingParams(logprobs=1, prompt_logprobs=1, kept_tokens=1)  # has every column
 _HEAD = (
     pa.field("row_key", pa.string(), nullable=False),
     pa.field("sample_index", pa.int32(), nullable=False),
@@ -62,7 +64,8 @@ _TOP_LOGPROBS = (
 )
 _PROMPT_LOGPROBS = tuple(pa.field(f"prompt_{field.name}", field.type) for field in _LOGPROBS)
 _PROMPT_TOP_LOGPROBS = tuple(pa.field(f"prompt_{field.name}", field.type) for field in _TOP_LOGPROBS)
-_OPTIONAL = (*_LOGPROBS, *_TOP_LOGPROBS, *_PROMPT_LOGPROBS, *_PROMPT_TOP_LOGPROBS)
+_KEPT = (pa.field("kept_tokens", pa.list_(_IDS)),)
+_OPTIONAL = (*_LOGPROBS, *_TOP_LOGPROBS, *_PROMPT_LOGPROBS, *_PROMPT_TOP_LOGPROBS, *_KEPT)
 _TAIL = (pa.field("params_hash", pa.string(), nullable=False), pa.field(ROW_HASH, pa.string(), nullable=False))
 _CORE = {field.name: field for field in (*_HEAD, *_OPTIONAL, *_TAIL)}
 
@@ -89,6 +92,7 @@ def output_schema(passthrough: pa.Schema, *, params: SamplingParams, metadata: M
     ):
         fields += own if wanted is not None else ()
         fields += top if wanted else ()
+    fields += _KEPT if params.kept_tokens is not None else ()
     fields += _TAIL
     for field in passthrough:
         if field.name in OUTPUT_COLUMNS:

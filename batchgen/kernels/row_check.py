@@ -31,6 +31,10 @@ def check_rows(rows: SampleRows, V: int) -> None:
     _check_ranges(rows)
     for name, dtype in DTYPES.items():
         _check_array(getattr(rows, name), dtype, R, name)
+    if rows.kept is not None:
+        _check_array(rows.kept.start, np.int64, R + 1, "kept.start")
+        _check_array(rows.kept.ids, np.int32, int(rows.kept.start[-1]), "kept.ids")
+        _check_array(rows.kept.size, np.int32, R, "kept.size")
     for name, values in _VALUES.items():
         lists: IdLists = getattr(rows, name)
         _check_lists(lists, R, V, name)

@@ -43,6 +43,37 @@ class IdLists:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What top-k, top-p and min-p left of the vocabulary in each of R rows, to draw from.
+
+    start int64 [R + 1]: row r has the room from start[r] to start[r + 1] of ids, int32. size int32 [R]: how many were
+    left, -1 where nothing is filtered. Ids are in no order; a row whose size exceeds its room has none.
+    """
+
+    start: NDArray[np.int64]
+    ids: NDArray[np.int32]
+    size: NDArray[np.int32]
+
+    @classmethod
+    def empty(cls, room: Sequence[int]) -> "Kept":
+        """With room for so many ids of each row."""
+        start = np.cumsum([0, *room], dtype=np.int64)
+        return cls(start, np.zeros(start[-1], np.int32), np.full(len(room), -1, np.int32))
+
+    def set_row(self, r: int, ids: NDArray[np.int64]) -> None:
+        self.size[r] = len(ids)
+        if len(ids) <= self.start[r + 1] - self.start[r]:
+            self.ids[self.start[r] :][: len(ids)] = ids
+
+    def of_row(self, r: int) -> tuple[int, ...] | None:
+        """Ids ascending; None where nothing was filtered, () where the room did not suffice."""
+        size, room = int(self.size[r]), self.start[r + 1] - self.start[r]
+        if size < 0:
+            return None
+        return tuple(np.sort(self.ids[self.start[r] :][:size]).tolist()) if size <= room else ()
+
+
+@dataclass(frozen=True, slots=True)
 class SampleRows:
     """The rows of one sampling step; arrays of length R. Ranges are those of records.SamplingParams."""
 
@@ -60,6 +91,7 @@ class SampleRows:
     output: IdLists  # tokens drawn so far; values int32, how often
     seen: IdLists  # tokens of prompt and output
     top_logprobs: NDArray[np.int32]  # how many alternatives to list, 0 .. 20; -1: no logprob at all
+    kept: Kept | None = None  # is written: what the filters of each row left; None: nobody asks
 
     def __len__(self) -> int:
         return len(self.seed)

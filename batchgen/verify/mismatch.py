@@ -20,7 +20,7 @@ from batchgen.verify.ledger import Ledger
 # What others follow from comes first. Columns that are not here come last, in their order.
 _ORDER = ["row_key", "sample_index", "params_hash", "prompt_token_ids", "seed", "status", "error_code", "error_message"]
 _ORDER += ["token_ids", "logprobs", "top_logprobs_ids", "top_logprobs_values", "text", "finish_reason", "stop_reason"]
-_ORDER += ["prompt_logprobs", "prompt_top_logprobs_ids", "prompt_top_logprobs_values"]
+_ORDER += ["kept_tokens", "prompt_logprobs", "prompt_top_logprobs_ids", "prompt_top_logprobs_values"]
 _FLOATS = ("logprobs", "top_logprobs_values", "prompt_logprobs", "prompt_top_logprobs_values")
 _MOST = 200  # characters of a value
 

@@ -1,6 +1,7 @@
 """The sampler: bit by bit against its twin on every instruction set, and what must not matter, swept."""
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from batchgen.errors import EngineError
 from batchgen.kernels.cpu.sampler import sample as compiled
 from batchgen.kernels.reference import sampler as reference
 from batchgen.kernels.reference.noise import words
-from batchgen.kernels.sample_rows import Draws, IdLists, SampleRows
+from batchgen.kernels.sample_rows import Draws, IdLists, Kept, SampleRows
 
 Array = NDArray[np.float32]
 INF = np.inf
@@ -73,6 +74,36 @@ def test_equals_the_twin_for_real_vocabularies(V: int) -> None:
     rows = random_rows(rng, R, V)
     expected = reference.sample(logits, rows, processed_logprobs=True)
     assert_every_set_equals(expected, logits, rows, processed=True)
+
+
+def kept_ids(rows: SampleRows, room: int) -> tuple[Kept, SampleRows]:
+    """`rows`, the first of which asks for nothing and the others for `room` kept ids."""
+    kept = Kept.empty([0, *[room] * (len(rows) - 1)])
+    return kept, replace(rows, kept=kept)
+
+
+@pytest.mark.parametrize(("V", "room"), [(1, 1), (67, 20), (67, 67), (1000, 1000), (49_152, 300)])
+def test_kept_ids_equal_the_twins(V: int, room: int) -> None:
+    """As sets, on every instruction set; and what is drawn is what is drawn without."""
+    rng = np.random.default_rng(V)
+    logits, plain = some_logits(rng, 40, V), random_rows(rng, 40, V)
+    expected, rows = kept_ids(plain, room)
+    reference.sample(logits, rows, processed_logprobs=False)
+    before = _cpu.in_use()
+    try:
+        for name in _cpu.instruction_sets():
+            _cpu.use(name)
+            found, rows = kept_ids(plain, room)
+            draws = sample(logits, rows, processed=True)
+            assert_bitwise(found.size, expected.size, name)
+            for r in range(1, 40):
+                ids = found.of_row(r)
+                assert ids == expected.of_row(r)
+                assert not ids or draws.token[r] in ids
+                assert (ids == ()) is bool(found.size[r] > room)
+            assert_same_draws(draws, sample(logits, plain, processed=True))
+    finally:
+        _cpu.use(before)
 
 
 def test_a_change_of_one_ulp_is_seen() -> None:

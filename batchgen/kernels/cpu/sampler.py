@@ -22,6 +22,8 @@ def sample(logits: torch.Tensor, rows: SampleRows, *, processed_logprobs: bool, 
     arrays += [*_places(rows.bias), *_places(rows.banned), *_places(rows.output), *_places(rows.seen)]
     answers = (draws.token, draws.logprob, draws.top_ids, draws.top_values, draws.finite)
     arrays += [array.ctypes.data for array in (rows.top_logprobs, *answers)]
+    kept = rows.kept
+    arrays += [array.ctypes.data for array in (kept.start, kept.ids, kept.size)] if kept else [0, 0, 0]
     library().sample(arrays, reach, processed_logprobs, R, V)
     return draws
 

@@ -84,6 +84,8 @@ def upload(rows: SampleRows, V: int, device: torch.device) -> DeviceRows:
     """One copy, which does not wait. Raises EngineError when an array has the wrong dtype or shape or a value is out
     of its range for V tokens."""
     check_rows(rows, V)
+    if rows.kept is not None:
+        raise EngineError("a GPU's sampler does not tell which tokens it kept", where="kept_tokens")
     R = len(rows)
     params = np.zeros(R, _PARAMS)
     for name in DTYPES:

@@ -38,6 +38,8 @@ def _sample_row(logits: Array, rows: SampleRows, r: int, draws: Draws, processed
     kept = order if is_greedy else keep(z, order, int(rows.top_k[r]), float(rows.top_p[r]), rows.min_p[r])
     token = int(order[0]) if is_greedy else draw(z, kept, int(rows.seed[r]), int(rows.position[r]))
     draws.token[r], draws.finite[r] = token, 1
+    if rows.kept and not is_greedy and is_filtered(rows, r, len(logits)):
+        rows.kept.set_row(r, kept)
     if (k := int(rows.top_logprobs[r])) < 0:
         return
     if processed_logprobs:
@@ -98,6 +100,11 @@ def keep(z: Array, order: Ids, top_k: int, top_p: float, min_p: np.float32) -> I
         before = np.cumsum(q, dtype=np.uint64) - q
         kept = kept[before < np.uint64(limit)]
     return kept[exp(z[kept]) >= min_p]
+
+
+def is_filtered(rows: SampleRows, r: int, V: int) -> bool:
+    """Whether top-k, top-p or min-p may take a candidate from a draw of row r that is not greedy."""
+    return bool(0 < rows.top_k[r] < V or rows.top_p[r] < 1 or rows.min_p[r] > 0)
 
 
 def draw(z: Array, kept: Ids, seed: int, position: int) -> int:
