@@ -20,7 +20,7 @@ from batchgen.executor.start import Weights, cores, open_weights
 from batchgen.io.run_folder import RunFolder
 from batchgen.loader import LoadedModel, load_job, naming
 from batchgen.places import Place
-from batchgen.spec import load_spec
+from batchgen.spec import JobSpec, load_spec
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +48,14 @@ def run_job(
     """
     config = replace(config, job_dir=path.parent)
     # A bad job file leaves no folder behind, and a bad folder is told before a model is fetched.
-    numerics = load_spec(path).numerics
+    spec = load_spec(path)
+    if spec.model.load_format == "dummy":
+        _log.warning("the weights are drawn (model.load_format: dummy): the answers are no model's")
     with _leaving_no_empty_folder(config.out):
         RunFolder.open(config.out).close()
         if config.executor == "ray":
-            return _run_on_ray(path, config, numerics, where or Cluster(), on_fetch, on_progress)
-        job, model, weights = _load(path, numerics, config.expert_parallel_size, on_fetch)
+            return _run_on_ray(path, config, spec.numerics, where or Cluster(), on_fetch, on_progress)
+        job, model, weights = _load(path, spec, config.expert_parallel_size, on_fetch)
         engine = start_replica(job.spec, model, config, weights.result())
         with naming(path), ending(engine):
             return run_local(job, engine, config, on_progress)
@@ -96,12 +98,14 @@ def _leaving_no_empty_folder(out: Place) -> Iterator[None]:
 
 
 def _load(
-    path: Place, numerics: str, size: int, on_fetch: Callable[[int, int | None], None]
+    path: Place, spec: JobSpec, size: int, on_fetch: Callable[[int, int | None], None]
 ) -> tuple[Job, LoadedModel, "Future[Weights | None]"]:
     """The job and its weights, which are read while the tokenizer is built and the input is scanned."""
 
     def open_here(model: Path) -> Weights | None:
-        return None if only_ranks_open_weights(numerics, size) else open_weights(model, numerics)
+        if only_ranks_open_weights(spec.numerics, size):
+            return None
+        return open_weights(model, spec.numerics, load_format=spec.model.load_format)
 
     opened: list[Future[Weights | None]] = []
     beside = ThreadPoolExecutor(1)

@@ -47,7 +47,10 @@ def load_model(
     `found` is told the model's path as soon as the model is there, so that others can begin with its weights.
     """
     model = spec.model
-    path = resolve_model(model.path, model.sha256, base_dir=_on_disk(base_dir, model.path), progress=progress)
+    is_dummy, base = model.load_format == "dummy", _on_disk(base_dir, model.path)
+    path = resolve_model(model.path, model.sha256, base_dir=base, progress=progress, weights=not is_dummy)
+    if is_dummy and not path.is_dir():
+        raise SpecError(f"dummy takes a folder with config.json, and {path} is a file", where="model.load_format")
     found(path)
     use_generation_config = model.generation_config == "use"
     header = None if path.is_dir() else GgufFile(path)

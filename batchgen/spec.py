@@ -16,7 +16,9 @@ from pydantic import (
     BeforeValidator,
     Field,
     JsonValue,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -33,6 +35,7 @@ from batchgen.validation import explain
 
 NOT_YET: frozenset[str] = frozenset()
 
+LoadFormat = Literal["auto", "dummy"]
 Name = Annotated[str, Field(min_length=1, pattern="^[A-Za-z0-9][A-Za-z0-9._ -]*$")]  # of a folder: runs/NAME
 
 
@@ -81,6 +84,8 @@ class ModelSpec(Section):
     """Prompt and output tokens of one sample at most; null takes the model's own limit."""
     generation_config: Literal["ignore", "use"] = "ignore"
     """use: the model folder's generation_config.json adds end tokens, and fills in sampling where the job is silent."""
+    load_format: LoadFormat = "auto"
+    """dummy: weights of the shapes of the folder's config.json are drawn; none are read. For measurements."""
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -92,7 +97,15 @@ class ModelSpec(Section):
                 refuse(Problem("sha256", "is required for a model from pypi:"))
         if name == "hf" and not rest.partition("@")[2]:
             refuse(Problem("path", "must be hf:ORG/NAME@REVISION; without a revision the weights may change"))
+        if self.load_format == "dummy" and (name == "pypi" or self.path.endswith(".gguf")):
+            refuse(Problem("load_format", "dummy takes a folder with config.json, or hf:, and path names a file"))
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_auto(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The load format came later: fingerprints of other jobs stay as they were."""
+        values: dict[str, Any] = handler(self)
+        return {name: value for name, value in values.items() if (name, value) != ("load_format", "auto")}
 
 
 class PromptSpec(Section):

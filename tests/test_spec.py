@@ -234,6 +234,7 @@ CHANGES: dict[str, Any] = {
     "model.chat_template_kwargs": {"enable_thinking": False},
     "model.max_model_len": 4096,
     "model.generation_config": "use",
+    "model.load_format": "dummy",
     "inputs.0.path": "b.parquet",
     "inputs.0.columns.messages": "chat",
     "inputs.0.columns.tools": "t",

