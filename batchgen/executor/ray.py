@@ -3,13 +3,14 @@
 import io
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from threading import current_thread
+from threading import current_thread, main_thread
 from types import ModuleType
 from typing import Any, TextIO
 
@@ -20,7 +21,11 @@ from batchgen.executor.needs import Needs, Node
 from batchgen.executor.work import Failure, Work
 
 _NEWS = 2.0  # seconds after which a replica tells how far it is, though nothing has happened
-_REACHED = 5.0  # seconds in which the head of a cluster must accept a connection
+_REACHED = 5.0  # seconds in which the head of a cluster must answer
+_FETCHED = 120.0  # seconds in which what a replica has said must come over the network
+_PREFACE = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+)  # and no settings: whoever speaks it sends its own
 _STORE_BYTES = 256 << 20  # of a cluster on this machine alone: shards on their way; more go to its disk
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 
@@ -42,15 +47,17 @@ def cluster(address: str | None, cores: int) -> Iterator[list[Node]]:
             "num_cpus": cores,
             "object_store_memory": _STORE_BYTES,
             "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",  # a machine without a network will do
         }
     else:
         _check_address(address)
         quiet["address"] = address
     try:
         # Ray puts the present folder into the path of its workers, and a clone of the source is no installed package.
-        with TemporaryDirectory() as nowhere, chdir(nowhere):
+        with _trying(once=address is not None), TemporaryDirectory() as nowhere, chdir(nowhere):
             ray.init(**quiet)
     except Exception as error:  # Ray raises many kinds, also plain ones
+        ray.shutdown()  # what it has started until then
         place = "this machine" if address is None else address
         lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise EngineError(
@@ -64,6 +71,21 @@ def cluster(address: str | None, cores: int) -> Iterator[list[Node]]:
     finally:
         with redirect_stdout(io.StringIO()):  # it prints what it had kept
             ray.shutdown()
+
+
+@contextmanager
+def _trying(once: bool) -> Iterator[None]:
+    """A block in which Ray may try `once` to reach a head, for 40 seconds, and leaves SIGTERM as it is."""
+    before, name = signal.getsignal(signal.SIGTERM), "RAY_gcs_server_port_wait_time_s"
+    ours = {name: "1"} if once and name not in os.environ else {}
+    os.environ |= ours
+    try:
+        yield
+    finally:
+        for each in ours:
+            del os.environ[each]
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 class _WithoutRay(io.TextIOBase):
@@ -122,6 +144,8 @@ class RayFleet:
         """See Fleet."""
         refs = {actor.ref: name for name, actor in self._actors.items()}
         waited = list(refs)
+        if not waited:
+            return []
         ready, _ = self._ray.wait(waited, timeout=seconds, fetch_local=False)
         if ready:
             ready, _ = self._ray.wait(waited, num_returns=len(waited), timeout=0, fetch_local=False)
@@ -142,7 +166,7 @@ class RayFleet:
     def _said(self, name: str) -> Heard:
         actor = self._actors[name]
         try:
-            said = self._ray.get(actor.ref)
+            said = self._ray.get(actor.ref, timeout=_FETCHED)
         except self._ray.exceptions.RayError as error:
             self.end(name)
             return Lost(EngineError(_reason(error), hint="what is committed is valid"))
@@ -175,14 +199,21 @@ def _check_address(address: str) -> None:
             where="ray",
             hint="it is HOST:PORT, as `ray start --head` prints it, or auto on a machine of the cluster",
         )
+    reason = "what listens there is no Ray"
     try:
-        socket.create_connection((host, int(port)), _REACHED).close()
+        with socket.create_connection((host, int(port)), _REACHED) as there:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            there.sendall(_PREFACE)
+            if there.recv(9)[3:4] == _PREFACE[-6:-5]:
+                return
     except OSError as error:
-        raise EngineError(
-            f"nothing answers at {address}: {error.strerror or error}",
-            where="ray",
-            hint="`ray start --head` prints the address, and `ray status` says whether the cluster is up",
-        ) from None
+        reason = error.strerror or str(error)
+    raise EngineError(
+        f"no cluster answers at {address}: {reason}",
+        where="ray",
+        hint="`ray start --head` prints the address, and `ray status` says whether the cluster is up",
+    )
 
 
 def _nodes(ray: ModuleType) -> list[Node]:
