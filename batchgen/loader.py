@@ -140,7 +140,14 @@ def _check_limits(params: SamplingParams, model: LoadedModel) -> None:
     if params.max_tokens >= model.max_model_len:
         message = f"{params.max_tokens} leaves no room for a prompt in max_model_len {model.max_model_len}"
         raise SpecError(message, where="sampling.max_tokens")
+    check_experts(params, model)
     check_structured(params, model.tokenizer, vocab_size, model.eos_token_ids)
+
+
+def check_experts(params: SamplingParams, model: LoadedModel) -> None:
+    """Raise SpecError where routes are wanted of a model that has none."""
+    if params.routed_experts and model.config.moe is None:
+        raise SpecError("the model has no experts", where="sampling.routed_experts", hint="leave it out")
 
 
 def limits_json(model: LoadedModel) -> str:

@@ -56,10 +56,16 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None  # None: any text
     prompt_logprobs: int | None = None  # None: none; k: raw, of each prompt token but the first, and the k best there
     kept_tokens: int | None = None  # None: none; k: the ids, at most k, that top-k, top-p and min-p left at each draw
+    routed_experts: bool = False  # the experts that each token went to, in every layer
 
 
-# Fields that came after the first runs were made: while they are None, no hash knows of them.
-LATER_FIELDS = frozenset({"structured_outputs", "prompt_logprobs", "kept_tokens"})
+# Fields that came after the first runs were made: while they are these, no hash knows of them.
+LATER_FIELDS = {
+    "structured_outputs": None,
+    "prompt_logprobs": None,
+    "kept_tokens": None,
+    "routed_experts": False,
+}
 
 
 class Problem(NamedTuple):
@@ -86,7 +92,7 @@ _RANGES: dict[str, tuple[type, float, float]] = {  # both ends included
     "kept_tokens": (int, 1, 65_536),
 }
 _OR_NONE = ("logprobs", "prompt_logprobs", "kept_tokens")
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "routed_experts")
 
 
 def check_params(params: SamplingParams) -> list[Problem]:
@@ -201,5 +207,9 @@ class Completion:
     prompt_top_logprobs_ids: tuple[tuple[int, ...] | None, ...] | None = None
     prompt_top_logprobs_values: tuple[tuple[float, ...] | None, ...] | None = None
     kept_tokens: tuple[tuple[int, ...], ...] | None = None  # ids ascending; None also where nothing was filtered
+    # Of all tokens but the last, which was not computed: ids of experts, little endian, [tokens, layers, experts].
+    routed_experts: bytes | None = None
+    routed_experts_shape: tuple[int, int, int] | None = None
+    routed_experts_dtype: str | None = None  # "uint8" or "uint16"
     error_code: str | None = None
     error_message: str | None = None

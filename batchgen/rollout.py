@@ -11,7 +11,7 @@ from batchgen.errors import EngineError, RowError, nearest
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import fitting_limits, start_engine
 from batchgen.io.reader import InputRow
-from batchgen.loader import LoadedModel, bad_words_token_ids, load_model, prompt_builder
+from batchgen.loader import LoadedModel, bad_words_token_ids, check_experts, load_model, prompt_builder
 from batchgen.records import Completion, Request, SamplingParams, check_params
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
@@ -100,7 +100,8 @@ class Engine:
 
         `wanted` names each prompt by its row key, from which the seeds of its samples are derived: give another `seed`
         at each step of a training. A prompt that cannot be answered gives rollouts whose completion is an error.
-        Raises EngineError for wrong parameters, naming the field, SpecError for a grammar that cannot be.
+        Raises EngineError for wrong parameters, naming the field, SpecError for a grammar that cannot be,
+        or for experts of a model that has none.
         """
         if not isinstance(wanted, Mapping):
             if params is not None:
@@ -164,6 +165,7 @@ class Engine:
         if not 0 <= seed < 2**64:
             raise EngineError(f"must be an unsigned 64-bit integer, got {seed}", where="seed")
         config, tokenizer = self._model.config, self._model.tokenizer
+        check_experts(params, self._model)
         check_structured(params, tokenizer, config.vocab_size, self._model.eos_token_ids)
         build = prompt_builder(self._spec.model_copy(update={"sampling": params}), self._model).build
         words = bad_words_token_ids(params, tokenizer)
@@ -179,7 +181,8 @@ class Engine:
 
     def _scoring(self, i: int, rollout: Rollout) -> Request:
         """The request for the logprobs of a rollout's tokens, of a name that no other has: a sample may come twice."""
-        request, params = rollout.request, rollout.request.params
+        request = rollout.request
+        params = replace(request.params, kept_tokens=None, routed_experts=False)  # those of the draws stay
         if self._spec.logprobs_mode == "raw":  # which know of no grammar
             params = replace(params, structured_outputs=None)
         name = f"{request.row_key} ({i})"

@@ -164,7 +164,7 @@ class JobSpec(Section):
         sampling = values["sampling"]
         if sampling["structured_outputs"] is not None:
             sampling["structured_outputs"] = _given(sampling["structured_outputs"])
-        later = {name for name in LATER_FIELDS if sampling[name] is None}
+        later = {name for name, then in LATER_FIELDS.items() if sampling[name] is then}
         return values | {"sampling": {name: value for name, value in sampling.items() if name not in later}}
 
     @classmethod

@@ -200,6 +200,7 @@ def _completed(sequence: Sequence, ending: Ending) -> Completion:
         top_logprobs_values=tuple(sequence.top_values[:kept]) if wanted else None,
         kept_tokens=tuple(sequence.kept[:kept]) if sequence.kept else None,
         **_of_the_prompt(sequence),
+        **_routes(sequence, kept),
     )
 
 
@@ -216,6 +217,7 @@ def _scored(sequence: Sequence) -> Completion:
         top_logprobs_ids=tuple(sequence.top_ids),
         top_logprobs_values=tuple(sequence.top_values),
         **_of_the_prompt(sequence),
+        **_routes(sequence, 1),
     )
 
 
@@ -227,6 +229,18 @@ def _of_the_prompt(sequence: Sequence) -> dict[str, Any]:
         "prompt_logprobs": (None, *sequence.prompt_logprobs),
         "prompt_top_logprobs_ids": (None, *sequence.prompt_top_ids),
         "prompt_top_logprobs_values": (None, *sequence.prompt_top_values),
+    }
+
+
+def _routes(sequence: Sequence, num_output: int) -> dict[str, Any]:
+    """Fields of a Completion: of all its tokens but the last."""
+    if sequence.routes is None:
+        return {}
+    experts = sequence.routes.first(sequence.num_prompt + num_output - 1)
+    return {
+        "routed_experts": experts.astype(experts.dtype.newbyteorder("<")).tobytes(),
+        "routed_experts_shape": experts.shape,
+        "routed_experts_dtype": str(experts.dtype),
     }
 
 

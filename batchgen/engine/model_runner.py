@@ -7,6 +7,7 @@ import torch
 
 from batchgen.engine.batch import Agreed, Chunk, Plan, Sampled
 from batchgen.engine.given_rows import rows_of
+from batchgen.engine.routes import Span, recording
 from batchgen.engine.sampling import draw
 from batchgen.kernels.constants import BLOCK_SIZE
 from batchgen.kernels.golden import require_rounding
@@ -16,7 +17,7 @@ from batchgen.models.any_decoder import AnyDecoder, Cache
 
 
 class ModelRunner:
-    """Owns the KV cache; reads sequences, changes none."""
+    """Owns the KV cache; reads sequences, and changes none but for the `routes` of those that have them."""
 
     def __init__(self, model: AnyDecoder, cache: list[Cache], *, processed_logprobs: bool) -> None:
         self._model = model
@@ -62,7 +63,9 @@ class ModelRunner:
         if not chunks:
             self._model.idle()
             return torch.empty(0, self._model.config.vocab_size, device=self._model.device)
-        return self._model.forward(step_tensors(chunks).on(self._model.device), self._cache)
+        spans = [Span(chunk.sequence.routes, chunk.start, chunk.length) for chunk in chunks]
+        with recording(spans, self._model.config):
+            return self._model.forward(step_tensors(chunks).on(self._model.device), self._cache)
 
 
 def step_tensors(chunks: collections.abc.Sequence[Chunk]) -> StepTensors:

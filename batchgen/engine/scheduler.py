@@ -125,7 +125,8 @@ class Scheduler:
         if not self.waiting:
             return False
         sequence = self.waiting[0]
-        reusable = 0 if sequence.request.fresh else sequence.first_row
+        # What the cache holds was not seen on its way through the experts.
+        reusable = 0 if sequence.request.fresh or sequence.routes is not None else sequence.first_row
         cached = self._blocks.admit(sequence.block_table, sequence.token_ids, len(self.running), reusable)
         if cached is None:
             return False

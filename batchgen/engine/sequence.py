@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchgen.engine.matcher import Matcher
+from batchgen.engine.routes import Routes
 from batchgen.engine.stop import StopChecker
 from batchgen.records import Request
 
@@ -37,6 +38,7 @@ class Sequence:
         self.top_ids: list[tuple[int, ...]] = []
         self.top_values: list[tuple[float, ...]] = []
         self.kept: list[tuple[int, ...]] = []  # of each draw, if it is filtered and they are wanted
+        self.routes = Routes() if request.params.routed_experts else None
         # Of the prompt's tokens from the second on.
         self.prompt_logprobs: list[float] = []
         self.prompt_top_ids: list[tuple[int, ...]] = []

@@ -33,7 +33,7 @@ def differences(first: Completion, second: Completion) -> list[Difference]:
 
 
 def bits(completion: Completion) -> dict[str, Any]:
-    """JSON of a completion, every float as the eight hex digits of its float32 bits."""
+    """JSON of a completion, every float as the eight hex digits of its float32 bits, bytes as hex."""
     return {field.name: _plain(getattr(completion, field.name)) for field in fields(completion)}
 
 
@@ -41,6 +41,8 @@ def from_bits(found: dict[str, Any]) -> Completion:
     """The completion of which `found` are the bits. Raises TypeError, KeyError or ValueError for anything else."""
     there = [field.name for field in fields(Completion) if field.name in found or field.default is MISSING]
     values = {name: _tuples(found[name]) for name in there}  # what a field that came later lacks is its default
+    if values.get("routed_experts") is not None:
+        values["routed_experts"] = bytes.fromhex(values["routed_experts"])
     for name in ("logprobs", "top_logprobs_values", "prompt_logprobs", "prompt_top_logprobs_values"):
         values[name] = _floats(values.get(name))
     return Completion(**values)
@@ -64,6 +66,8 @@ def _float(digits: str) -> float:
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return struct.pack(">f", value).hex()
+    if isinstance(value, bytes):
+        return value.hex()
     return [_plain(part) for part in value] if isinstance(value, tuple) else value
 
 

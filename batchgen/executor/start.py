@@ -36,11 +36,13 @@ from batchgen.models.packed import PackedWeights
 from batchgen.models.source import cache_root
 from batchgen.parallel.experts import ExpertParallel
 from batchgen.parallel.mesh import Mesh
+from batchgen.records import SamplingParams
 from batchgen.spec import JobSpec, LoadFormat
 
 Weights: TypeAlias = PackedWeights | DeviceWeights
 
 _PREFIX_CACHE_BYTES = 256 << 20
+_ON_CPU = "leave it out, or run on a CPU"
 ON_GPU = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 
 
@@ -50,12 +52,12 @@ def open_weights(
     """The weights of the model at `path`, laid out for the profile; of the experts those that are `held`, None: all.
 
     They are packed at the first start, and come from the cache later; those of native-sm90/1 go straight to the GPU.
-    Raises ModelError, and EngineError where there is no such GPU.
     With the format "dummy" they are drawn, and their digest says so.
+    Raises ModelError, and EngineError where there is no such GPU.
     """
-    if numerics == TENSOR_CORES:
     is_dummy = load_format == "dummy"
     open_model = partial(open_dummy if is_dummy else open_checkpoint, path)
+    if numerics == TENSOR_CORES:
         weights: Weights = DeviceWeights.load(open_model(), choose("auto", numerics), held)
     else:
         key = (dummy_digest if is_dummy else source_digest)(path)
@@ -93,6 +95,8 @@ def _start(
     spec: JobSpec, model: LoadedModel, run_config: RunConfig, weights: Weights, parallel: ExpertParallel | None
 ) -> Engine:
     device = choose(run_config.device, spec.numerics)
+    if device.type == "cuda":
+        _check_columns(spec.sampling)
     if device.type == "cpu":
         set_threads(threads_of(run_config))
     kernel_set = _kernel_set(spec.numerics, device, model.config.moe is not None)
@@ -133,6 +137,12 @@ def _start(
         },
         about=describe(device) | {"self_test": proof.to_json()},
     )
+
+
+def _check_columns(params: SamplingParams) -> None:
+    for name, what in (("kept_tokens", "which tokens its filters keep"), ("routed_experts", "which experts it chose")):
+        if getattr(params, name):
+            raise EngineError(f"a GPU does not tell {what}", where=f"sampling.{name}", hint=_ON_CPU)
 
 
 def fitting_limits(device: Wanted, numerics: str) -> dict[str, int]:

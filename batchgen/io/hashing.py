@@ -94,12 +94,12 @@ def params_hash(params: SamplingParams) -> str:
     """xxh3_128 (hex) of the RFC 8785 JSON of a sample's parameters.
 
     `n` is left out: a sample is the same one however many siblings it has. So is what did not exist when the first
-    hashes were made, where it is null.
+    hashes were made, where it is as it was then.
     """
     fields = {
         name: value
         for name, value in dataclasses.asdict(params).items()
-        if name != "n" and not (name in LATER_FIELDS and value is None)
+        if name != "n" and not (name in LATER_FIELDS and value is LATER_FIELDS[name])
     }
     if params.structured_outputs is not None:
         given = params.structured_outputs.kind

@@ -37,11 +37,15 @@ COLUMN_TEXTS: dict[str, str] = {
     "prompt_top_logprobs_values": "their logprobs, float32",
     "kept_tokens": "the ids, ascending, that top_k, top_p and min_p left at each draw; with sampling.kept_tokens only; "
     "null where nothing was filtered",
+    "routed_experts": "bytes of a C-ordered array: the experts of each token but the last, from the prompt on, in each "
+    "layer, ids ascending, 0 in layers without experts; with sampling.routed_experts only",
+    "routed_experts_shape": "[num_prompt_tokens + num_output_tokens - 1, layers, experts of a token]",
+    "routed_experts_dtype": '"uint8" or, for more than 256 experts, "uint16", little endian',
     "params_hash": "xxh3_128 of the sampling parameters without n",
     ROW_HASH: "xxh3_128 of the row's other columns in canonical bytes",
 }
 OUTPUT_COLUMNS = frozenset(COLUMN_TEXTS)
-EVERYTHING = SamplingParams(logprobs=1, prompt_logprobs=1, kept_tokens=1)  # has every column
+EVERYTHING = SamplingParams(logprobs=1, prompt_logprobs=1, kept_tokens=1, routed_experts=True)  # has every column
 _HEAD = (
     pa.field("row_key", pa.string(), nullable=False),
     pa.field("sample_index", pa.int32(), nullable=False),
@@ -65,7 +69,12 @@ _TOP_LOGPROBS = (
 _PROMPT_LOGPROBS = tuple(pa.field(f"prompt_{field.name}", field.type) for field in _LOGPROBS)
 _PROMPT_TOP_LOGPROBS = tuple(pa.field(f"prompt_{field.name}", field.type) for field in _TOP_LOGPROBS)
 _KEPT = (pa.field("kept_tokens", pa.list_(_IDS)),)
-_OPTIONAL = (*_LOGPROBS, *_TOP_LOGPROBS, *_PROMPT_LOGPROBS, *_PROMPT_TOP_LOGPROBS, *_KEPT)
+_ROUTES = (
+    pa.field("routed_experts", pa.binary()),
+    pa.field("routed_experts_shape", _IDS),
+    pa.field("routed_experts_dtype", pa.string()),
+)
+_OPTIONAL = (*_LOGPROBS, *_TOP_LOGPROBS, *_PROMPT_LOGPROBS, *_PROMPT_TOP_LOGPROBS, *_KEPT, *_ROUTES)
 _TAIL = (pa.field("params_hash", pa.string(), nullable=False), pa.field(ROW_HASH, pa.string(), nullable=False))
 _CORE = {field.name: field for field in (*_HEAD, *_OPTIONAL, *_TAIL)}
 
@@ -93,6 +102,7 @@ def output_schema(passthrough: pa.Schema, *, params: SamplingParams, metadata: M
         fields += own if wanted is not None else ()
         fields += top if wanted else ()
     fields += _KEPT if params.kept_tokens is not None else ()
+    fields += _ROUTES if params.routed_experts else ()
     fields += _TAIL
     for field in passthrough:
         if field.name in OUTPUT_COLUMNS:
@@ -170,6 +180,8 @@ def _json_type(field: pa.Field) -> dict[str, Any]:
     def of(type_: pa.DataType) -> dict[str, Any]:
         if pa.types.is_list(type_):
             return {"type": "array", "items": of(type_.value_type)}
+        if pa.types.is_binary(type_):
+            return {"type": "string", "contentEncoding": "base16"}  # as `--json` prints it
         if pa.types.is_string(type_):
             return {"type": "string"}
         return {"type": "number" if pa.types.is_floating(type_) else "integer"}

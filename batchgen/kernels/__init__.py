@@ -26,6 +26,7 @@ from batchgen.kernels.routing import Pairs, Routing
 from batchgen.kernels.sample_rows import Draws, SampleRows
 
 __all__ = [
+    "Outputs",
     "PackedExperts",
     "PackedWeight",
     "Pairs",

@@ -20,7 +20,14 @@ from batchgen.verify.ledger import Ledger
 # What others follow from comes first. Columns that are not here come last, in their order.
 _ORDER = ["row_key", "sample_index", "params_hash", "prompt_token_ids", "seed", "status", "error_code", "error_message"]
 _ORDER += ["token_ids", "logprobs", "top_logprobs_ids", "top_logprobs_values", "text", "finish_reason", "stop_reason"]
-_ORDER += ["kept_tokens", "prompt_logprobs", "prompt_top_logprobs_ids", "prompt_top_logprobs_values"]
+_ORDER += [
+    "kept_tokens",
+    "routed_experts_shape",
+    "routed_experts",
+    "prompt_logprobs",
+    "prompt_top_logprobs_ids",
+    "prompt_top_logprobs_values",
+]
 _FLOATS = ("logprobs", "top_logprobs_values", "prompt_logprobs", "prompt_top_logprobs_values")
 _MOST = 200  # characters of a value
 
@@ -54,7 +61,7 @@ class Mismatch:
     sample_index: int
     column: str
     columns: tuple[str, ...]  # all that differ
-    position: int | None  # in a list
+    position: int | None  # in a list, or in bytes
     stored: Any
     made: Any
     draw: Draw | None = None  # when `column` is token_ids
@@ -142,8 +149,8 @@ def _value(row: pa.Table, column: str) -> Any:
 
 
 def _first(stored: Any, made: Any) -> int | None:
-    """The first place where two lists differ, or where one of them ends."""
-    if not isinstance(stored, list) or not isinstance(made, list):
+    """The first place where two lists, or bytes, differ, or where one of them ends."""
+    if not isinstance(stored, list | bytes) or not isinstance(made, list | bytes):
         return None
     pairs = zip_longest(map(_bits, stored), map(_bits, made))
     return next((at for at, (a, b) in enumerate(pairs) if a != b), None)

@@ -17,6 +17,7 @@ from support.ranks import Ranks
 
 FAMILIES = ("qwen3_moe", "dots1")
 FEW = 16  # requests of most cases
+LONG = range(COUNT, COUNT + 4)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +44,11 @@ def alone(folder: Path) -> dict[str, dict[str, str]]:
 @pytest.fixture
 def check(ranks: Ranks, folder: Path, alone: dict[str, dict[str, str]]) -> Any:
     def run(size: int, parts: Any = None, family: str = "qwen3_moe", **how: Any) -> list[Outcome]:
-        parts = parts or dealt(size)
+        parts, expected = parts or dealt(size), how.pop("expected", alone[family])
         found = ranks.run(size, answer, Case(folder / family, parts, **how))
         answers = {key: bits for outcome in found for key, bits in outcome.answers.items()}
         assert len(answers) == sum(map(len, parts))
-        assert_same(answers, alone[family], f"{family} on {size} ranks, {how}")
+        assert_same(answers, expected, f"{family} on {size} ranks, {how}")
         assert len({outcome.stats.steps + outcome.stats.idle_steps for outcome in found}) == 1
         return found
 
@@ -108,6 +109,23 @@ def test_uneven_work(check: Any) -> None:
     assert found[1].stats.idle_steps == found[2].stats.steps
 
 
+@pytest.fixture(scope="module")
+def routed(folder: Path) -> dict[str, str]:
+    engine = with_limits(make_engine(load_tiny(folder, "qwen3_moe")), max_num_seqs=1, prefix_cache_blocks=0)
+    return generate(engine, [asked(routed=True)[i] for i in (*range(8), *LONG)])
+
+
+@pytest.mark.parametrize(("size", "how"), [(2, {"redundant": 3}), (4, {"order": 3, "interval": 2})])
+def test_which_experts_tokens_went_to(check: Any, routed: dict[str, str], size: int, how: dict[str, Any]) -> None:
+    """Logical ones, wherever they lie and while they move; in cuts, and on two ranks with preemptions."""
+    parts = dealt(size, 8)
+    if size == 2:
+        parts = ((*parts[0], *LONG), parts[1])
+    limits = {"num_blocks": 6, "prefix_cache_blocks": 3, "max_num_batched_tokens": 20}
+    found = check(size, parts, expected=routed, routed=True, limits=limits, **how)
+    assert (found[0].stats.preemptions > 0) is (size == 2)
+
+
 def test_work_on_the_last_rank_alone(check: Any) -> None:
     check(8, ((),) * 7 + (tuple(range(6)),), redundant=4, interval=3)
 
@@ -117,7 +135,7 @@ def test_work_that_comes_late(check: Any) -> None:
 
 
 def test_blocks_that_run_out_on_one_rank(check: Any) -> None:
-    parts = (tuple(range(COUNT, COUNT + 4)), (12, 13), (14,))
+    parts = (tuple(LONG), (12, 13), (14,))
     found = check(3, parts, limits={"num_blocks": 6, "prefix_cache_blocks": 3}, interval=5, order=9)
     assert found[0].stats.preemptions > 0
 

@@ -25,6 +25,9 @@ DONE = Completion(
     prompt_top_logprobs_ids=(None, (8,)),
     prompt_top_logprobs_values=(None, (-1.0,)),
     kept_tokens=((3, 5), (6, 7)),
+    routed_experts=b"\x01\x02",
+    routed_experts_shape=(1, 1, 2),
+    routed_experts_dtype="uint8",
 )
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"row_key": "b"}, "row_key 'a', then 'b'"),
@@ -46,6 +49,9 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"top_logprobs_ids": ((5, 1), (6, 2), (7,))}, "top_logprobs_ids of token 2: [7, 3], then [7]"),
     ({"kept_tokens": ((3, 5), (6, 8))}, "kept_tokens of token 1: 7, then 8"),
+    ({"routed_experts": b"\x01\x03"}, "routed_experts '0102', then '0103'"),
+    ({"routed_experts_shape": (1, 2, 1)}, "routed_experts_shape of token 1: 1, then 2"),
+    ({"routed_experts_dtype": "uint16"}, "routed_experts_dtype 'uint8', then 'uint16'"),
     ({"prompt_logprobs": (None, next_float(-1.0))}, "prompt_logprobs of token 1: bf800000, then bf800001"),
     ({"prompt_logprobs": (0.0, -1.0)}, "prompt_logprobs of token 0: None, then 00000000"),
     ({"prompt_top_logprobs_ids": (None, (9,))}, "prompt_top_logprobs_ids of token 1: 8, then 9"),

@@ -158,7 +158,7 @@ def generate(engine: Engine, wanted: Iterable[Request]) -> dict[str, str]:
 
 def as_bits(completion: Completion) -> str:
     def plain(value: Any) -> Any:
-        if isinstance(value, float):
+        if isinstance(value, float | bytes):
             return value.hex()
         return [plain(v) for v in value] if isinstance(value, tuple) else value
 

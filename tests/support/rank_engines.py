@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Case:
     order: int | None = None  # experts lie, and move, as drawn by this seed; None: as the load says
     ahead: bool = False
     faulty: bool = False
+    routed: bool = False
     limits: dict[str, int] = field(default_factory=dict)
 
 
@@ -75,9 +76,10 @@ class Shuffled:
         return permuted(now, self.seed)
 
 
-def asked() -> tuple[Request, ...]:
-    """All that a case may ask for, by number."""
-    return (*requests(COUNT, 8), *long_requests()[:4])
+def asked(routed: bool = False) -> tuple[Request, ...]:
+    """All that a case may ask for, by number; `routed`: with the experts of each token."""
+    wanted = (*requests(COUNT, 8), *long_requests()[:4])
+    return tuple(replace(each, params=replace(each.params, routed_experts=routed)) for each in wanted)
 
 
 @cache
@@ -105,7 +107,7 @@ def answer(mesh: Mesh, case: Case) -> Outcome:
     made = Limits(**(limits | case.limits), looks_ahead=case.ahead)
     kv_cache = decoder.new_cache(made.num_blocks)
     gaps = case.gaps[mesh.rank] if case.gaps else ()
-    inbox = ListInbox([asked()[i] for i in case.parts[mesh.rank]], gaps)
+    inbox = ListInbox([asked(case.routed)[i] for i in case.parts[mesh.rank]], gaps)
     answers: list[Completion] = []
     with (
         ahead_on_cpu(decoder, kv_cache, MAX_MODEL_LEN) if case.ahead else plain(decoder, kv_cache) as runner,
