@@ -20,6 +20,7 @@ from batchgen.places import Place
 from batchgen.records import SamplingParams
 from batchgen.spec import JobSpec, load_spec
 from batchgen.text.prompt import PromptBuilder
+from batchgen.text.reasoning import check_reasoning
 from batchgen.text.structured import check_structured, grammar_digest
 from batchgen.text.tokenizer import Tokenizer
 
@@ -142,6 +143,7 @@ def _check_limits(params: SamplingParams, model: LoadedModel) -> None:
         raise SpecError(message, where="sampling.max_tokens")
     check_experts(params, model)
     check_structured(params, model.tokenizer, vocab_size, model.eos_token_ids)
+    check_reasoning(params, model.tokenizer)
 
 
 def check_experts(params: SamplingParams, model: LoadedModel) -> None:

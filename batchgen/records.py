@@ -57,6 +57,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # None: none; k: raw, of each prompt token but the first, and the k best there
     kept_tokens: int | None = None  # None: none; k: the ids, at most k, that top-k, top-p and min-p left at each draw
     routed_experts: bool = False  # the experts that each token went to, in every layer
+    reasoning: tuple[str, str] | None = None  # None: all is text; what marks the begin and the end of what is split off
 
 
 # Fields that came after the first runs were made: while they are these, no hash knows of them.
@@ -64,6 +65,7 @@ LATER_FIELDS = {
     "structured_outputs": None,
     "prompt_logprobs": None,
     "kept_tokens": None,
+    "reasoning": None,
     "routed_experts": False,
 }
 
@@ -125,6 +127,9 @@ def check_params(params: SamplingParams) -> list[Problem]:
     ):
         problems.append(Problem("logit_bias", f"must map token ids to numbers from -100 to 100, got {biases!r}"))
     problems += _check_structure(params.structured_outputs)
+    marks = params.reasoning
+    if marks is not None and not (isinstance(marks, tuple) and len(marks) == 2 and all(map(_is_mark, marks))):
+        problems.append(Problem("reasoning", f"must be two texts, such as <think> and </think>, got {marks!r}"))
     return problems or _check_pairs(params)
 
 
@@ -142,6 +147,10 @@ def _check_structure(outputs: object) -> list[Problem]:
     if len(set(texts)) < len(texts):
         return [Problem(key, "must not hold a text twice")]
     return []
+
+
+def _is_mark(text: object) -> bool:
+    return isinstance(text, str) and bool(text.strip())
 
 
 def _in_range(value: object, kind: type, low: float, high: float) -> bool:
@@ -211,5 +220,6 @@ class Completion:
     routed_experts: bytes | None = None
     routed_experts_shape: tuple[int, int, int] | None = None
     routed_experts_dtype: str | None = None  # "uint8" or "uint16"
+    reasoning: str | None = None  # with `params.reasoning`: what comes before `text`; None where the text has none
     error_code: str | None = None
     error_message: str | None = None

@@ -15,6 +15,7 @@ from batchgen.loader import LoadedModel, bad_words_token_ids, check_experts, loa
 from batchgen.records import Completion, Request, SamplingParams, check_params
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
+from batchgen.text.reasoning import check_reasoning
 from batchgen.text.structured import check_structured
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or the messages of a chat
@@ -167,6 +168,7 @@ class Engine:
         config, tokenizer = self._model.config, self._model.tokenizer
         check_experts(params, self._model)
         check_structured(params, tokenizer, config.vocab_size, self._model.eos_token_ids)
+        check_reasoning(params, tokenizer)
         build = prompt_builder(self._spec.model_copy(update={"sampling": params}), self._model).build
         words = bad_words_token_ids(params, tokenizer)
         for row_key, prompt in prompts.items():

@@ -97,6 +97,8 @@ WRONG_VALUES = [
     ("sampling: [n]", "sampling", "mapping"),
     ("sampling: {prompt_logprobs: 21}", "sampling.prompt_logprobs", "from 0 to 20"),
     ("sampling: {kept_tokens: 0}", "sampling.kept_tokens", "from 1 to 65536"),
+    ("sampling: {reasoning: [a]}", "sampling.reasoning[1]", "is required"),
+    ("sampling: {reasoning: [a, ' ']}", "sampling.reasoning", "must be two texts"),
     ("sampling: {structured_outputs: {}}", "sampling.structured_outputs", "exactly one of"),
     ("sampling: {structured_outputs: {regex: a, choice: [b]}}", "sampling.structured_outputs", "exactly one of"),
     ("sampling: {structured_outputs: {regx: a}}", "sampling.structured_outputs.regx", "unknown key"),

@@ -11,6 +11,7 @@ from batchgen.engine.admission import ModelLimits, check_prompt, check_request
 from batchgen.engine.batch import Chunk, Sampled
 from batchgen.engine.block_manager import BlockManager
 from batchgen.engine.matcher import Matcher
+from batchgen.engine.reasoning import split_reasoning
 from batchgen.engine.scheduler import Limits, Scheduler
 from batchgen.engine.sequence import Sequence
 from batchgen.engine.stop import Decoder, Ending, StopChecker
@@ -147,13 +148,20 @@ class Generation:
         if draw.kept is not None:
             sequence.kept.append(draw.kept)
         if ending := sequence.stop.push(draw.token_id):
-            return _completed(sequence, ending)
+            return self._completed(sequence, ending)
         if sequence.matcher is not None:
             try:
                 sequence.matcher.accept(draw.token_id)
             except RowError as error:
                 return _failed(sequence.request, error)
         return None
+
+    def _completed(self, sequence: Sequence, ending: Ending) -> Completion:
+        reasoning, text = None, ending.text
+        if sequence.request.params.reasoning is not None:
+            decoder = self._detokenizer.decoder(skip_special_tokens=False)
+            reasoning, text = split_reasoning(sequence.request, text, decoder)
+        return _completed(sequence, ending._replace(text=text), reasoning)
 
     def _arrivals(self, requests: Iterable[Request | None]) -> Iterator[Sequence | None]:
         """The requests as sequences; None for one that cannot be answered, whose completion goes to `refused`."""
@@ -185,7 +193,7 @@ class Generation:
             raise EngineError(str(error), where=where) from error
 
 
-def _completed(sequence: Sequence, ending: Ending) -> Completion:
+def _completed(sequence: Sequence, ending: Ending, reasoning: str | None) -> Completion:
     request, kept = sequence.request, ending.num_tokens
     wanted = request.params.logprobs is not None
     return Completion(
@@ -195,6 +203,7 @@ def _completed(sequence: Sequence, ending: Ending) -> Completion:
         text=ending.text,
         finish_reason=ending.finish_reason,
         stop_reason=ending.stop_reason,
+        reasoning=reasoning,
         logprobs=tuple(sequence.logprobs[:kept]) if wanted else None,
         top_logprobs_ids=tuple(sequence.top_ids[:kept]) if wanted else None,
         top_logprobs_values=tuple(sequence.top_values[:kept]) if wanted else None,

@@ -37,6 +37,7 @@ COLUMN_TEXTS: dict[str, str] = {
     "prompt_top_logprobs_values": "their logprobs, float32",
     "kept_tokens": "the ids, ascending, that top_k, top_p and min_p left at each draw; with sampling.kept_tokens only; "
     "null where nothing was filtered",
+    "reasoning": "what the model thought before the text; with sampling.reasoning only; null where there is none",
     "routed_experts": "bytes of a C-ordered array: the experts of each token but the last, from the prompt on, in each "
     "layer, ids ascending, 0 in layers without experts; with sampling.routed_experts only",
     "routed_experts_shape": "[num_prompt_tokens + num_output_tokens - 1, layers, experts of a token]",
@@ -45,7 +46,8 @@ COLUMN_TEXTS: dict[str, str] = {
     ROW_HASH: "xxh3_128 of the row's other columns in canonical bytes",
 }
 OUTPUT_COLUMNS = frozenset(COLUMN_TEXTS)
-EVERYTHING = SamplingParams(logprobs=1, prompt_logprobs=1, kept_tokens=1, routed_experts=True)  # has every column
+# Has every column.
+EVERYTHING = SamplingParams(logprobs=1, prompt_logprobs=1, kept_tokens=1, reasoning=("a", "b"), routed_experts=True)
 _HEAD = (
     pa.field("row_key", pa.string(), nullable=False),
     pa.field("sample_index", pa.int32(), nullable=False),
@@ -69,12 +71,13 @@ _TOP_LOGPROBS = (
 _PROMPT_LOGPROBS = tuple(pa.field(f"prompt_{field.name}", field.type) for field in _LOGPROBS)
 _PROMPT_TOP_LOGPROBS = tuple(pa.field(f"prompt_{field.name}", field.type) for field in _TOP_LOGPROBS)
 _KEPT = (pa.field("kept_tokens", pa.list_(_IDS)),)
+_REASONING = (pa.field("reasoning", pa.string()),)
 _ROUTES = (
     pa.field("routed_experts", pa.binary()),
     pa.field("routed_experts_shape", _IDS),
     pa.field("routed_experts_dtype", pa.string()),
 )
-_OPTIONAL = (*_LOGPROBS, *_TOP_LOGPROBS, *_PROMPT_LOGPROBS, *_PROMPT_TOP_LOGPROBS, *_KEPT, *_ROUTES)
+_OPTIONAL = (*_LOGPROBS, *_TOP_LOGPROBS, *_PROMPT_LOGPROBS, *_PROMPT_TOP_LOGPROBS, *_KEPT, *_REASONING, *_ROUTES)
 _TAIL = (pa.field("params_hash", pa.string(), nullable=False), pa.field(ROW_HASH, pa.string(), nullable=False))
 _CORE = {field.name: field for field in (*_HEAD, *_OPTIONAL, *_TAIL)}
 
@@ -102,6 +105,7 @@ def output_schema(passthrough: pa.Schema, *, params: SamplingParams, metadata: M
         fields += own if wanted is not None else ()
         fields += top if wanted else ()
     fields += _KEPT if params.kept_tokens is not None else ()
+    fields += _REASONING if params.reasoning is not None else ()
     fields += _ROUTES if params.routed_experts else ()
     fields += _TAIL
     for field in passthrough:

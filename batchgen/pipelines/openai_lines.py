@@ -19,13 +19,18 @@ def chat_line(rows: Sequence[Mapping[str, Any]], model: str, fingerprint: str, d
     choices = [
         {
             "index": row["sample_index"],
-            "message": {"role": "assistant", "content": row["text"], "refusal": None},
+            "message": {"role": "assistant", "content": row["text"], "refusal": None} | _reasoning(row),
             "logprobs": _chat_logprobs(row, decode),
             "finish_reason": row["finish_reason"],
         }
         for row in rows
     ]
     return _answer(rows, "chat.completion", "chatcmpl", {"model": model, "choices": choices}, fingerprint)
+
+
+def _reasoning(row: Mapping[str, Any]) -> dict[str, str]:
+    """Under the name that servers give it who split it off."""
+    return {} if row.get("reasoning") is None else {"reasoning_content": row["reasoning"]}
 
 
 def completion_line(rows: Sequence[Mapping[str, Any]], model: str, fingerprint: str, decode: Decode | None) -> str:

@@ -24,6 +24,7 @@ def row_view(row: Mapping[str, Any], prompt: str | None) -> RenderableType:
     table = facts(
         [
             ("prompt", None if prompt is None else tail(prompt)),
+            ("thought", None if row.get("reasoning") is None else tail(row["reasoning"])),
             result,
             ("ended", None if failed else ending(row)),
             ("hash", row["row_hash"]),

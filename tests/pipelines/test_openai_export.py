@@ -18,6 +18,7 @@ from batchgen.io.manifest import read_manifest, write_manifest
 from batchgen.job import run_job
 from batchgen.pipelines.openai_export import Exported, export_batch
 from batchgen.pipelines.openai_import import Asked, import_batch
+from batchgen.pipelines.openai_lines import chat_line
 
 
 def made(folder: Path, *lines: Any) -> Path:
@@ -109,3 +110,13 @@ def test_logprobs_need_the_tokenizer(tmp_path: Path) -> None:
     run(make_job(folder, sampling={"logprobs": 1}), folder / "run")
     with pytest.raises(ModelError, match="need the model's tokenizer"):
         export_batch(folder / "run", folder / "out.jsonl", folder / "errors.jsonl", None)
+
+
+def test_reasoning_is_beside_the_answer() -> None:
+    row = {"row_key": "a", "sample_index": 0, "text": "4", "reasoning": "2 and 2", "finish_reason": "stop"}
+    row |= {"num_prompt_tokens": 3, "num_output_tokens": 5, "row_hash": "0" * 32}
+    for reasoning in ("2 and 2", None):
+        body = json.loads(chat_line([row | {"reasoning": reasoning}], "m", "0" * 16, None))["response"]["body"]
+        message = ChatCompletion.model_validate(body, strict=True).choices[0].message
+        assert message.content == "4"
+        assert getattr(message, "reasoning_content", None) == reasoning
