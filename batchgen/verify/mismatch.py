@@ -19,8 +19,11 @@ from batchgen.verify.ledger import Ledger
 
 # What others follow from comes first. Columns that are not here come last, in their order.
 _ORDER = ["row_key", "sample_index", "params_hash", "prompt_token_ids", "seed", "status", "error_code", "error_message"]
-_ORDER += ["token_ids", "logprobs", "top_logprobs_ids", "top_logprobs_values", "text", "finish_reason", "stop_reason"]
+_ORDER += ["token_ids", "logprobs", "top_logprobs_ids", "top_logprobs_values", "text"]
 _ORDER += [
+    "reasoning",
+    "finish_reason",
+    "stop_reason",
     "kept_tokens",
     "routed_experts_shape",
     "routed_experts",
