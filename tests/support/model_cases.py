@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from support.jobs import job_spec
@@ -35,7 +35,7 @@ PARAMS = (
 )
 BAD_WORDS = ((11,), (12, 13))
 
-_last_engine: WeakKeyDictionary[Runner, Engine] = WeakKeyDictionary()
+_last_engine: WeakKeyDictionary[Runner, ref[Engine]] = WeakKeyDictionary()  # not the engine: it holds its runner
 
 
 @cache
@@ -148,9 +148,10 @@ def with_limits(engine: Engine, **limits: Any) -> Engine:
 def generate(engine: Engine, wanted: Iterable[Request]) -> dict[str, str]:
     """What became of each request, with every float as its bits."""
     wanted = list(wanted)
-    if _last_engine.get(engine.runner) is not engine:  # another one may have written over what this one remembers
+    last = _last_engine.get(engine.runner)
+    if last is None or last() is not engine:  # another one may have written over what this one remembers
         engine.blocks.forget()
-        _last_engine[engine.runner] = engine
+        _last_engine[engine.runner] = ref(engine)
     done = {completion.row_key: as_bits(completion) for completion in engine.generate(wanted)}
     assert done.keys() == {request.row_key for request in wanted}
     return done
