@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from time import perf_counter
 
 from batchgen.errors import BatchgenError, EngineError
 from batchgen.executor.base import Job
@@ -25,6 +26,8 @@ from batchgen.plan import Shard
 
 MOST_LOSSES = 8, 3  # of replicas in a row, and for each replica that there should be
 OUTSTANDING = 2  # shards of a replica, so that its engine does not run dry at the end of one
+LEAST_PATIENCE = 60.0  # seconds without a word of a replica; it says something every other second
+MOST_PAUSE = 60.0  # seconds between starts that fail
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +79,9 @@ class Driver:
         self._starting: set[str] = set()
         self._left = len(queue)  # shards that are not committed
         self._losses = 0  # of replicas, since a shard was made
+        self._failed_starts, self._start_at = 0, 0.0  # in a row; when the next one may be tried
+        self._patience = max(book.config.watchdog_seconds, LEAST_PATIENCE)
+        self._listened = perf_counter()  # when the news was asked for
         self._counts = Told()  # of what was committed
         self._gone = 0  # replicas and processes that died
         self._twins = Twins(book)
@@ -95,6 +101,7 @@ class Driver:
         while True:
             for name, said in heard:
                 self._take(name, said)
+            self._miss()
             self._show(on_progress)
             if not self._left:
                 return
@@ -103,23 +110,26 @@ class Driver:
                     self._take(name, said)
                 raise interrupted(self._book.folder, stop.asked)
             self._fill()
+            self._listened = perf_counter()
             heard = self._fleet.hear(POLL)
 
     def _fill(self) -> None:
         """Every replica has its shards, and there are as many replicas as there should be."""
-        while len(self._members) + len(self._starting) < self._wanted:
+        while len(self._members) + len(self._starting) < self._wanted and perf_counter() >= self._start_at:
             self._starting.add(self._fleet.start())
-        if not self._members and not self._starting:
+        if not self._wanted:
             raise EngineError("no replica is left that computes as the run does", hint="see the warnings above")
         for member in self._members.values():
             while self._queue and len(member.shards) < OUTSTANDING:
                 member.is_twin = False
-                self._give(member, self._queue.take())
-        for member in self._members.values():
-            if not member.shards and (shard := self._twins.next(self._members.values())):
-                self._book.events.write("twin", shard=shard.index, replica=member.name)
-                member.is_twin = True
+                shard = self._queue.take()
+                self._twins.begun(shard)
                 self._give(member, shard)
+        idle = (member for member in self._members.values() if not member.shards)
+        for member, shard in zip(idle, iter(self._twins.next, None), strict=False):
+            self._book.events.write("twin", shard=shard.index, replica=member.name)
+            member.is_twin = True
+            self._give(member, shard)
 
     def _give(self, member: Member, shard: Shard) -> None:
         member.shards[shard.index] = shard
@@ -143,10 +153,11 @@ class Driver:
             self._wanted -= 1  # another one on that machine would be like it
             return
         self._book.events.write("join", replica=name, host=said.host, engine=said.about)
-        self._members[name] = Member(name, said)
+        self._members[name] = Member(name, said, heard=self._listened)
+        self._failed_starts = 0
 
     def _listen(self, member: Member, news: News) -> None:
-        member.told = news.told
+        member.told, member.heard = news.told, self._listened
         for sample in news.proven:
             self._book.log_probe(sample)
         for text in news.deaths:
@@ -160,8 +171,8 @@ class Driver:
 
     def _accept(self, member: Member, made: Made) -> None:
         """Commit a shard, or compare it with its twin that was."""
-        shard = member.shards.pop(made.shard.index)
-        if (shard, made.table.num_rows) != (made.shard, shard.num_rows * self._book.job.params.n):
+        shard = member.shards.pop(made.shard.index, None)
+        if shard != made.shard or made.table.num_rows != shard.num_rows * self._book.job.params.n:
             raise BatchgenError(f"replica {member.name} handed in another shard than {shard}", hint=_OURS)
         tally = Tally.of(made.table)
         counts = Told(tally.rows, tally.error, tally.prompt_tokens, tally.output_tokens)
@@ -184,9 +195,19 @@ class Driver:
         self._fleet.end(member.name)
         self._lose(member.name, failure.error)
 
+    def _miss(self) -> None:
+        """Who is silent is lost: its process or its machine stands still, and nothing else would tell."""
+        for member in list(self._members.values()):
+            if self._listened - member.heard > self._patience:
+                self._fleet.end(member.name)
+                self._lose(member.name, EngineError(f"nothing was heard of it for {self._patience:g} s"))
+
     def _lose(self, name: str, error: BatchgenError) -> None:
         """Its shards go back, but for those that are committed or that another has."""
         member = self._members.pop(name, None)
+        if member is None:  # a machine without the model, say, fails each time and at once
+            self._failed_starts += 1
+            self._start_at = perf_counter() + min(MOST_PAUSE, 0.1 * 2 ** min(self._failed_starts, 10))
         shards = list(member.shards.values()) if member else []
         back = [shard for shard in shards if self._twins.is_missing(shard, self._members.values())]
         self._queue.put_back(back)

@@ -1,6 +1,7 @@
 """The start of a job on replicas: what all of them must compute is settled before any of them works."""
 
 import logging
+from math import inf
 from time import perf_counter
 
 from batchgen.executor.base import Job
@@ -32,6 +33,7 @@ class Gathering:
         """Raises EngineError when no two are alike, Interrupted, and what is heard when all starts fail."""
         self.starting = {self._fleet.start() for _ in range(self._expected)}
         first: float | None = None
+        waits_until = perf_counter() + _CONFIRMING
         while True:
             if self._stop.asked:
                 raise interrupted(self._folder, self._stop.asked)
@@ -40,8 +42,14 @@ class Gathering:
                 self._note(name, said)
             if self._candidates and (found := self._found()):
                 return found
+            if not self._candidates and perf_counter() > waits_until:
+                _log.warning("no replica has started yet: models are being loaded, or others use the whole cluster")
+                waits_until = inf
             first = first or (perf_counter() if self._candidates else None)
             if first and perf_counter() - first > _CONFIRMING:
+                if self._there is None and len(self._candidates) > 1:  # they differ, and a third may never come
+                    self._expected = len(self._candidates) + self._failed
+                    continue
                 _log.info("no second replica has started yet; %s begins alone", self._candidates[0][0])
                 return self._candidates[0][1]
 

@@ -23,6 +23,7 @@ class Member:
     told: Told = field(default_factory=Told)
     handed_in: Told = field(default_factory=Told)  # of that, what is in shards that came
     since: float = field(default_factory=perf_counter)
+    heard: float = field(default_factory=perf_counter)  # when it last said something
 
     @property
     def open(self) -> Told:

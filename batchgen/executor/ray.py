@@ -11,6 +11,7 @@ from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from threading import current_thread, main_thread
+from time import sleep
 from types import ModuleType
 from typing import Any, TextIO
 
@@ -23,9 +24,7 @@ from batchgen.executor.work import Failure, Work
 _NEWS = 2.0  # seconds after which a replica tells how far it is, though nothing has happened
 _REACHED = 5.0  # seconds in which the head of a cluster must answer
 _FETCHED = 120.0  # seconds in which what a replica has said must come over the network
-_PREFACE = (
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-)  # and no settings: whoever speaks it sends its own
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and no settings; an answer has some
 _STORE_BYTES = 256 << 20  # of a cluster on this machine alone: shards on their way; more go to its disk
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 
@@ -145,6 +144,7 @@ class RayFleet:
         refs = {actor.ref: name for name, actor in self._actors.items()}
         waited = list(refs)
         if not waited:
+            sleep(seconds)
             return []
         ready, _ = self._ray.wait(waited, timeout=seconds, fetch_local=False)
         if ready:

@@ -25,15 +25,19 @@ class Twins:
 
     def __init__(self, book: RunBook) -> None:
         self._book = book
-        self._begun: set[int] = set()
+        self._open: dict[int, Shard] = {}  # that replicas have, the oldest first
+        self._begun: set[int] = set()  # of those that have a twin
         self.done: set[int] = set()  # shards that are committed
         self._first: dict[int, tuple[str, pa.Table]] = {}  # who made it, and what, while the other is awaited
         self.equal = 0  # shards that were made twice
 
-    def next(self, members: Iterable[Member]) -> Shard | None:
+    def begun(self, shard: Shard) -> None:
+        """A replica was given it, and no other has it."""
+        self._open[shard.index] = shard
+
+    def next(self) -> Shard | None:
         """The shard that has been with a replica for longest, and has no twin; None when all have."""
-        open_shards = (shard for member in members for shard in member.shards.values())
-        found = next((s for s in open_shards if s.index not in self._begun | self.done), None)
+        found = next((shard for index, shard in self._open.items() if index not in self._begun), None)
         if found:
             self._begun.add(found.index)
         return found
@@ -42,15 +46,16 @@ class Twins:
         """`made` is the first to be ready."""
         index = made.shard.index
         self.done.add(index)
+        del self._open[index]
         if any(index in member.shards for member in members):
             self._first[index] = maker, made.table
 
     def is_missing(self, shard: Shard, members: Iterable[Member]) -> bool:
         """Whether it is neither committed nor with one of these; then it may have a twin again."""
-        if shard.index in self.done or any(shard.index in member.shards for member in members):
-            self._begun.discard(shard.index)
-            return False
         self._begun.discard(shard.index)
+        if shard.index in self.done or any(shard.index in member.shards for member in members):
+            return False
+        del self._open[shard.index]
         return True
 
     def is_second(self, maker: str, made: Made) -> bool:

@@ -124,6 +124,20 @@ def test_two_replicas_that_do_not_agree(folder: Path, tmp_path: Path) -> None:
     assert made.fleet.given == []
 
 
+def test_two_that_do_not_agree_while_a_third_does_not_come(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is not believed for being the first."""
+    monkeypatch.setattr("batchgen.executor.gathering._CONFIRMING", 0.3)
+
+    def make(number: int) -> FakeEngine:
+        time.sleep(5.0 if number == 2 else 0.0)
+        return FakeEngine(fingerprint=OTHER if number else FINGERPRINT)
+
+    with pytest.raises(EngineError, match="no two replicas compute alike"):
+        case(folder, tmp_path / "run", 3, make=make).run()
+
+
 def test_a_run_that_exists_says_who_is_right(folder: Path, root: str, tmp_path: Path) -> None:
     made = case(folder, tmp_path / "run", 2, on_said=interrupting(1))
     with pytest.raises(Interrupted):

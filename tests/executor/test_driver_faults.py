@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 from support.fake_engine import FakeEngine
@@ -12,13 +13,15 @@ from support.fake_jobs import make_job, read_rows, run, write_input
 from support.replica_case import Case, case, check, lose_at, steady
 from support.thread_fleet import ThreadFleet
 
-from batchgen.errors import BatchgenError, EngineError, VerifyError
+from batchgen.errors import BatchgenError, EngineError, ModelError, VerifyError
 from batchgen.executor import driver
 from batchgen.executor.compare import from_bits
 from batchgen.executor.driver import OUTSTANDING
 from batchgen.executor.fleet import Heard
+from batchgen.executor.twins import Twins
 from batchgen.executor.work import News
 from batchgen.io.manifest import read_manifest
+from batchgen.plan import Shard
 from batchgen.records import Completion, Request
 from batchgen.verify.integrity import verify_run
 
@@ -79,6 +82,48 @@ def test_a_job_that_loses_every_replica_ends(folder: Path, tmp_path: Path) -> No
     assert verify_run(made.out).rows == 0
 
 
+def test_a_replica_that_is_silent_is_lost(
+    folder: Path, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process stands still, as by SIGSTOP, and nobody else says so."""
+    released = Event()
+
+    class Stopped(FakeEngine):
+        def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
+            released.wait()
+            yield from super().generate(requests)
+
+    monkeypatch.setattr(driver, "LEAST_PATIENCE", 0.5)
+    made = case(folder, tmp_path / "run", 1, make=lambda number: FakeEngine() if number else Stopped())
+    made.config = replace(made.config, watchdog_seconds=0.1)
+    check(made, made.run(), root)
+    assert made.events("lost")[0]["reason"] == "nothing was heard of it for 0.5 s"
+    assert made.fleet.ended["r0"]
+    released.set()
+
+
+def test_starts_that_fail_each_time_are_not_tried_all_the_time(folder: Path, root: str, tmp_path: Path) -> None:
+    def make(number: int) -> FakeEngine:
+        if number:
+            raise ModelError("there is no such model")
+        return FakeEngine(seconds=0.01)
+
+    made = case(folder, tmp_path / "run", 2, make=make)
+    check(made, made.run(), root)
+    assert 3 <= len(made.fleet.names) <= 7
+
+
+def test_a_replica_that_hands_in_what_it_was_not_given(folder: Path, tmp_path: Path) -> None:
+    def on_said(fleet: ThreadFleet, name: str, said: Heard) -> Heard:
+        if isinstance(said, News):
+            return replace(said, made=tuple(replace(made, shard=Shard(99, 0, 4)) for made in said.made))
+        return said
+
+    with pytest.raises(BatchgenError, match="handed in another shard than") as caught:
+        case(folder, tmp_path / "run", 1, on_said=on_said).run()
+    assert caught.value.exit_code == BatchgenError.exit_code
+
+
 def slow_first(number: int) -> FakeEngine:
     return FakeEngine(order=number, seconds=0.03 if number == 0 else 0.0)
 
@@ -91,6 +136,15 @@ def test_idle_replicas_take_over_the_slowest(folder: Path, root: str, tmp_path: 
     assert all(event["replica"] != "r0" for event in begun)
     makers = {event["shard"]: event["replica"] for event in made.events("commit")}
     assert any(makers[event["shard"]] == event["replica"] for event in begun), "the first that is ready counts"
+
+
+def test_what_is_open_for_longest_has_a_twin_first() -> None:
+    twins, shards = Twins(None), [Shard(index, 4 * index, 4 * index + 4) for index in range(3)]  # type: ignore[arg-type]
+    for index in (2, 0, 1):
+        twins.begun(shards[index])
+    assert (twins.next(), twins.next()) == (shards[2], shards[0])
+    assert twins.is_missing(shards[2], []), "both of its replicas are lost"
+    assert (twins.next(), twins.next()) == (shards[1], None)
 
 
 @dataclass
