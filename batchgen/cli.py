@@ -73,6 +73,13 @@ def cli() -> None:
 @cli.command()
 @JOB
 @click.option("--out", type=PLACE, metavar="DIR", help="The run folder, or its URL.  [default: runs/NAME]")
+@click.option(
+    "--reuse",
+    type=PLACE,
+    multiple=True,
+    metavar="RUN",
+    help="Take the samples that an earlier run has of this job, or of one like it; may be given repeatedly.",
+)
 @click.option("--max-num-seqs", **ANOTHER, help="Samples that are worked on at once.  [default: 64, on a GPU 256]")
 @click.option("--max-num-batched-tokens", **ANOTHER, help="Tokens of one step.  [default: 256, on a GPU 8192]")
 @click.option(

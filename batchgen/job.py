@@ -14,6 +14,7 @@ from batchgen.executor.local import run_local
 from batchgen.executor.needs import needs_of
 from batchgen.executor.ray import RayFleet, cluster
 from batchgen.executor.replica import ending, only_ranks_open_weights, start_replica
+from batchgen.executor.reuse import check_runs
 from batchgen.executor.run_book import JobReport
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import Weights, cores, open_weights
@@ -53,6 +54,7 @@ def run_job(
         _log.warning("the weights are drawn (model.load_format: dummy): the answers are no model's")
     with _leaving_no_empty_folder(config.out):
         RunFolder.open(config.out).close()
+        check_runs(config.reuse, config.out)
         if config.executor == "ray":
             return _run_on_ray(path, config, spec.numerics, where or Cluster(), on_fetch, on_progress)
         job, model, weights = _load(path, spec, config.expert_parallel_size, on_fetch)

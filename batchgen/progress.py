@@ -127,8 +127,10 @@ def fetch_text(done: int, total: int | None) -> str:
 
 def job_text(progress: Progress) -> str:
     """120/656, 1:52, 145 tok/s, 8:20 left. Rates count what this process made, so a resumed run is not flattered."""
-    made, seconds = progress.done - progress.resumed, progress.seconds
+    made, seconds = progress.done - progress.resumed - progress.reused, progress.seconds
     parts = [f"{progress.done}/{progress.samples}", clock(seconds)]
+    if progress.reused:
+        parts.insert(1, f"{progress.reused} reused")
     if progress.errors:
         parts.insert(1, f"{progress.errors} errors")
     if made >= SETTLED:
@@ -143,7 +145,7 @@ def cluster_text(progress: ClusterProgress) -> str:
     """8 replicas at 131-148 tok/s, 1 starting, 2 lost. Rates are of each since it began; losses are so far."""
     rates = sorted(progress.replicas.values())
     text = f"{len(rates)} replica" + "s" * (len(rates) != 1)
-    if rates and progress.done - progress.resumed >= SETTLED:
+    if rates and progress.done - progress.resumed - progress.reused >= SETTLED:
         low, high = f"{rates[0]:.0f}", f"{rates[-1]:.0f}"
         text += f" at {low if low == high else f'{low}-{high}'} tok/s"
     for number, what in ((progress.starting, "starting"), (progress.lost, "lost"), (progress.twins, "twins equal")):

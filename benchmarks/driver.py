@@ -44,7 +44,7 @@ def answer(driver: Connection, params: SamplingParams, seed: int) -> None:
                 completion = engine.completion(row.row_key, index)
                 rows.append(Row(sample_seed(seed, row.row_key, index), ids, completion))
         table = rows_to_table(rows, work.passthrough, params_digest, work.schema)
-        driver.send(Made(work.shard, table, 0, ()))
+        driver.send(Made(work.shard, table, 0, (), told=Told.of(Tally.of(table), ())))
 
 
 class OneProcess:
@@ -68,9 +68,7 @@ class OneProcess:
         heard, self._heard = self._heard, []
         if not heard and self._ours.poll(seconds):
             made = self._ours.recv()
-            tally = Tally.of(made.table)
-            counts = Told(tally.rows, tally.error, tally.prompt_tokens, tally.output_tokens)
-            self._told = self._told + counts
+            self._told = self._told + made.told
             heard.append((NAME, News(self._told, (made,))))
         return heard
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from batchgen.errors import RowError
 from batchgen.executor.open_shards import OpenShard, OpenShards
+from batchgen.executor.reuse import Known, Reuse, ReusedRow
 from batchgen.io.hashing import params_hash
 from batchgen.io.reader import InputRow, Inputs, passthrough_batches, read_rows
 from batchgen.io.schema import Row
@@ -68,6 +69,7 @@ class Progress:
     samples: int
     done: int  # committed earlier, or finished
     resumed: int  # of `done`: committed before this process began
+    reused: int = 0  # of `done`: of earlier runs, whole. Their tokens are not counted
     errors: int = 0  # of this process
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -79,6 +81,9 @@ class Progress:
 
     def count(self, row: Row) -> None:
         self.done += 1
+        if isinstance(row, ReusedRow) and not row.is_scored:
+            self.reused += 1
+            return
         self.errors += row.completion.finish_reason == "error"
         self.prompt_tokens += len(row.prompt_token_ids or ())
         self.output_tokens += len(row.completion.token_ids)
@@ -90,37 +95,38 @@ def run_shards(
     engine: Engine,
     held: OpenShards,
     commit: Callable[[OpenShard], None],
+    reuse: Reuse | None = None,
 ) -> None:
-    """Make all samples of `shards`, which ascend; `commit` each of them as soon as it is complete.
+    """Make all samples of `shards`, which ascend, but for those of `reuse`; `commit` each as soon as it is complete.
 
     Requests flow into the engine across shard boundaries, so it never waits for a shard to end. `held` bounds how much
     is open: when a very long row keeps its shard open while others pile up behind it, the engine is left to run dry
     before it gets more. Between the samples go the probes, which are made a second time: a shard is complete when
     all of its samples are there and all of its probes agreed.
     """
-    rows = _requests_of_rows(job, shards, held)
+    rows = _requests_of_rows(job, shards, held, reuse or Reuse())
     left = sum(shard.num_rows for shard in shards)
+
+    def commit_complete() -> None:
+        nonlocal left
+        for complete in held.take_complete():
+            commit(complete)
+            left -= complete.shard.num_rows
+
     while left:
-        for completion in engine.generate(_while_room(rows, held)):
+        for completion in engine.generate(_while_room(rows, held, commit_complete)):
             held.answer(completion)
-            if held.has_complete:
-                left -= _commit_complete(held, commit)
+            commit_complete()
         held.check_answered()
-        left -= _commit_complete(held, commit)
+        commit_complete()
 
 
-def _commit_complete(held: OpenShards, commit: Callable[[OpenShard], None]) -> int:
-    """The number of input rows that are done with this."""
-    done = 0
-    for complete in held.take_complete():
-        commit(complete)
-        done += complete.shard.num_rows
-    return done
-
-
-def _while_room(rows: Iterator[list[Request]], held: OpenShards) -> Iterator[Request]:
-    """What the engine takes next, asked whenever it can take more."""
+def _while_room(
+    rows: Iterator[list[Request]], held: OpenShards, commit_complete: Callable[[], None]
+) -> Iterator[Request]:
+    """What the engine takes next, asked whenever it can take more. A shard may need nothing of the engine."""
     while held.has_room:
+        commit_complete()
         yield from held.probes.due()
         requests = next(rows, None)
         if requests is None:
@@ -130,7 +136,7 @@ def _while_room(rows: Iterator[list[Request]], held: OpenShards) -> Iterator[Req
     yield from held.probes.rest()
 
 
-def _requests_of_rows(job: Job, shards: Sequence[Shard], held: OpenShards) -> Iterator[list[Request]]:
+def _requests_of_rows(job: Job, shards: Sequence[Shard], held: OpenShards, reuse: Reuse) -> Iterator[list[Request]]:
     """The requests of each input row; none for a row whose prompt fails, whose samples are done at once."""
     for stretch in _stretches(shards):
         start, stop = stretch[0].start, stretch[-1].stop
@@ -138,12 +144,18 @@ def _requests_of_rows(job: Job, shards: Sequence[Shard], held: OpenShards) -> It
         carried = _cut(passthrough_batches(job.inputs, start, stop), job.inputs.passthrough, stretch)
         for shard, passthrough in zip(stretch, carried, strict=True):
             held.open(shard, passthrough)
-            for offset, row in enumerate(islice(rows, shard.num_rows)):
-                yield ask_row(job, row, held, shard.index, offset * job.params.n)
+            for offset, (row, known) in enumerate(reuse.beside(islice(rows, shard.num_rows))):
+                yield ask_row(job, row, known, held, (shard.index, offset * job.params.n))
 
 
-def ask_row(job: Job, row: InputRow, held: OpenShards, shard: int, position: int) -> list[Request]:
-    """The requests of an input row whose first sample has this position in its shard; none if its prompt fails."""
+def ask_row(
+    job: Job, row: InputRow, known: Mapping[int, Known], held: OpenShards, place: tuple[int, int]
+) -> list[Request]:
+    """The requests of an input row; none if its prompt fails. `place`: its shard, and where there it begins.
+
+    `known`: samples of an earlier run by their index, of which those are taken that answer what would be asked.
+    """
+    shard, position = place
     key, samples = row.row_key, range(job.params.n)
     seeds = [sample_seed(job.spec.seed, key, index) for index in samples]
     try:
@@ -156,7 +168,9 @@ def ask_row(job: Job, row: InputRow, held: OpenShards, shard: int, position: int
             held.place(shard, position + index, Row(seeds[index], None, failed))
         return []
     asked = [Request(key, index, seeds[index], ids, job.params, job.bad_words_token_ids) for index in samples]
-    return [held.ask(shard, position + request.sample_index, request) for request in asked]
+    found = [one if (one := known.get(request.sample_index)) and one.answers(request) else None for request in asked]
+    rest = [held.ask(shard, position + each.sample_index, each, one) for each, one in zip(asked, found, strict=True)]
+    return [request for request in rest if request is not None]
 
 
 def _stretches(shards: Sequence[Shard]) -> Iterator[list[Shard]]:

@@ -12,6 +12,7 @@ from batchgen.executor.gathering import Gathering
 from batchgen.executor.host import host
 from batchgen.executor.members import ClusterProgress, Member, difference
 from batchgen.executor.open_run import open_run, trusted_shards
+from batchgen.executor.reuse import Reuse
 from batchgen.executor.run_book import JobReport, RunBook, finish, report
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.shard_queue import ShardQueue, prompt_bytes
@@ -20,7 +21,6 @@ from batchgen.executor.twins import Twins
 from batchgen.executor.work import Failure, Made, News, ShardReader, Started, Told
 from batchgen.io.events import EventLog
 from batchgen.io.hashing import MerkleTree
-from batchgen.io.manifest import Tally
 from batchgen.io.run_folder import RunFolder
 from batchgen.plan import Shard
 
@@ -58,7 +58,9 @@ def run_replicas(
             book = RunBook(job, reference, config, folder, tree, events, progress)
             book.start(host())
             queue = ShardQueue(missing, prompt_bytes(job.inputs, plan))
-            driver = Driver(book, fleet, queue, ShardReader(job.inputs, schema), reference, config.replicas)
+            reuse = Reuse.open(config.reuse, job.spec, job.fingerprint(reference), folder)
+            reader = ShardReader(job.inputs, schema, reuse)
+            driver = Driver(book, fleet, queue, reader, reference, config.replicas)
             driver.run(gathering.starting, gathering.heard, stop, on_progress)
             book.finish()
         else:
@@ -174,15 +176,13 @@ class Driver:
         shard = member.shards.pop(made.shard.index, None)
         if shard != made.shard or made.table.num_rows != shard.num_rows * self._book.job.params.n:
             raise BatchgenError(f"replica {member.name} handed in another shard than {shard}", hint=_OURS)
-        tally = Tally.of(made.table)
-        counts = Told(tally.rows, tally.error, tally.prompt_tokens, tally.output_tokens)
-        member.handed_in = member.handed_in + counts
+        member.handed_in = member.handed_in + made.told
         self._losses = 0
         if self._twins.is_second(member.name, made):
             return
         self._book.commit(made, member.name)
         self._left -= 1
-        self._counts = self._counts + counts
+        self._counts = self._counts + made.told
         self._twins.committed(member.name, made, self._members.values())
 
     def _fail(self, member: Member, failure: Failure) -> None:
@@ -230,9 +230,9 @@ class Driver:
         for member in self._members.values():
             if not member.is_twin and not all(index in self._twins.done for index in member.shards):
                 told = told + member.open
-        progress.done = min(progress.resumed + told.samples, progress.samples)
-        progress.errors, progress.prompt_tokens = told.errors, told.prompt_tokens
-        progress.output_tokens = told.output_tokens
+        progress.done = min(progress.resumed + told.samples + told.reused, progress.samples)
+        progress.reused, progress.errors = told.reused, told.errors
+        progress.prompt_tokens, progress.output_tokens = told.prompt_tokens, told.output_tokens
         progress.replicas = {name: member.tokens_per_second for name, member in self._members.items()}
         progress.starting, progress.lost, progress.twins = len(self._starting), self._gone, self._twins.equal
         on_progress(progress)

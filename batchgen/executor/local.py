@@ -10,6 +10,7 @@ from batchgen.executor.host import host
 from batchgen.executor.open_run import open_run, trusted_shards
 from batchgen.executor.open_shards import OpenShard, OpenShards
 from batchgen.executor.probes import ProbeFailed, Probes
+from batchgen.executor.reuse import Reuse
 from batchgen.executor.run_book import JobReport, RunBook, finish, report
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.stoppable import stoppable
@@ -18,7 +19,7 @@ from batchgen.io.events import EventLog
 from batchgen.io.hashing import MerkleTree
 from batchgen.io.run_folder import RunFolder
 from batchgen.io.schema import Row
-from batchgen.plan import Plan, Shard
+from batchgen.plan import Shard
 from batchgen.records import Request
 
 
@@ -44,7 +45,8 @@ def run_local(
             with EventLog.open(folder.path) as events:
                 book = RunBook(job, engine, config, folder, tree, events, progress)
                 book.start(host())
-                _make(book, engine, plan, missing, schema, on_progress)
+                reuse = Reuse.open(config.reuse, job.spec, job.fingerprint(engine), folder)
+                _make(book, engine, missing, schema, reuse, on_progress)
                 book.finish()
         else:
             finish(folder, tree.root(plan.num_samples))
@@ -54,9 +56,9 @@ def run_local(
 def _make(
     book: RunBook,
     engine: Engine,
-    plan: Plan,
     missing: list[Shard],
     schema: pa.Schema,
+    reuse: Reuse,
     on_progress: Callable[[Progress], None],
 ) -> None:
     """Make the shards that are missing."""
@@ -72,11 +74,12 @@ def _make(
     def commit(complete: OpenShard) -> None:
         book.commit(Made.of(complete, job.params, schema), "local")
 
+    plan = book.folder.started.plan
     window = 8 * config.most_at_once + 2 * plan.rows_per_shard * plan.n
     probes = Probes(config.probe, config.most_at_once, on_probe)
     try:
         with seldom_searched():
-            run_shards(job, missing, engine, OpenShards(job.params, window, probes, on_row), commit)
+            run_shards(job, missing, engine, OpenShards(job.params, window, probes, on_row), commit, reuse)
     except ProbeFailed as failed:
         sample = failed.request.row_key, failed.request.sample_index
         raise book.differs(failed.message, failed.hint, sample, failed.evidence) from failed

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from batchgen.errors import BatchgenError
 from batchgen.executor.probes import Probes
+from batchgen.executor.reuse import Known
 from batchgen.io.schema import Row
 from batchgen.plan import Shard
 from batchgen.records import Completion, Request, SamplingParams
@@ -42,6 +43,7 @@ class _Asked:
     shard: int  # index
     position: int  # in the shard
     is_probe: bool
+    known: Known | None  # only its logprobs are asked for
     taken: float = 0.0  # when the engine took it
 
 
@@ -66,25 +68,29 @@ class OpenShards:
         """At most `window` samples and one shard are held."""
         return len(self._shards) < 2 or self._num_samples < self._window
 
-    @property
-    def has_complete(self) -> bool:
-        return bool(self._complete)
-
     def open(self, shard: Shard, passthrough: pa.Table) -> None:
         size = shard.num_rows * self._n
         self._shards[shard.index] = OpenShard(shard, [None] * size, passthrough, missing=size)
         self._num_samples += size
 
-    def ask(self, shard: int, position: int, request: Request) -> Request:
-        """Note that `request` is on its way: sample `position` of the shard with this index."""
+    def ask(self, shard: int, position: int, request: Request, known: Known | None = None) -> Request | None:
+        """Note that `request` is on its way: sample `position` of the shard with this index.
+
+        What the engine is to be asked for it. Of a sample that is `known` that is the rest of it, or it made again, as
+        a probe, or nothing.
+        """
         is_probe = self.probes.chooses(request)
         self._shards[shard].unproven += is_probe
-        self._asked[request.row_key, request.sample_index] = _Asked(request, shard, position, is_probe)
-        return request
+        if known is not None and not known.lacks_logprobs:
+            self.place(shard, position, known.row(known.completion))
+            return self.probes.again(request, known.completion, shard) if is_probe else None
+        self._asked[request.row_key, request.sample_index] = _Asked(request, shard, position, is_probe, known)
+        return request if known is None else known.scoring(request)
 
     def take(self, request: Request) -> Request:
         """Note that the engine takes `request` now."""
-        self._asked[request.row_key, request.sample_index].taken = perf_counter()
+        if asked := self._asked.get((request.row_key, request.sample_index)):  # else it is a probe of a known sample
+            asked.taken = perf_counter()
         return request
 
     def answer(self, completion: Completion) -> None:
@@ -134,15 +140,17 @@ class OpenShards:
             raise BatchgenError(f"{len(left)} completions never came, among them {names}", hint=_OURS)
 
     def _first_answer(self, asked: _Asked, completion: Completion) -> None:
+        request, opened, known = asked.request, self._shards[asked.shard], asked.known
+        completion = completion if known is None else known.scored(request, completion)
         self._check_whole(completion)
-        request, opened = asked.request, self._shards[asked.shard]
         timed = perf_counter() - asked.taken, request.row_key, request.sample_index, len(completion.token_ids)
         if len(opened.slowest) < _SLOWEST or timed > opened.slowest[-1]:
             opened.slowest = tuple(nlargest(_SLOWEST, (*opened.slowest, timed)))
         self.probes.sample_ended(completion)
         if asked.is_probe:
             self.probes.hold(request, completion, asked.shard)
-        self.place(asked.shard, asked.position, Row(request.seed, request.prompt_token_ids, completion))
+        row = Row(request.seed, request.prompt_token_ids, completion) if known is None else known.row(completion)
+        self.place(asked.shard, asked.position, row)
 
     def _check_complete(self, shard: int) -> None:
         if not self._shards[shard].missing and not self._shards[shard].unproven:

@@ -24,6 +24,18 @@ class Probe:
     first: Completion
     shard: int  # index
     ended: int  # samples that had ended when `first` came, this one included
+    is_reused: bool = False  # `first` is of an earlier run
+
+
+_DISTRUST = (
+    "no row of this machine can be trusted until the cause is known: `batchgen explain` looks for it. "
+    "The rows of its file are not kept; the same command makes and probes them again"
+)
+_REUSED = "was taken from an earlier run, made again"
+_DISTRUST_REUSE = (
+    "either that run or this machine cannot be trusted: `batchgen replay` of it says more. "
+    "The rows of its file are not kept; without --reuse all of them are made"
+)
 
 
 class ProbeFailed(VerifyError):
@@ -32,11 +44,11 @@ class ProbeFailed(VerifyError):
     def __init__(self, probe: Probe, second: Completion, between: list[SampleId], agreed: int) -> None:
         request = probe.request
         found = differences(probe.first, second)
+        what, hint = (_REUSED, _DISTRUST_REUSE) if probe.is_reused else ("was made twice", _DISTRUST)
         super().__init__(
-            f"row {request.row_key!r} sample {request.sample_index} was made twice and differs: {found[0]}; "
+            f"row {request.row_key!r} sample {request.sample_index} {what} and differs: {found[0]}; "
             f"probes that agreed before: {agreed}",
-            hint="no row of this machine can be trusted until the cause is known: `batchgen explain` looks for it. "
-            "The rows of its file are not kept; the same command makes and probes them again",
+            hint=hint,
         )
         self.request = request
         self.evidence: dict[str, Any] = {
@@ -85,6 +97,10 @@ class Probes:
     def hold(self, request: Request, first: Completion, shard: int) -> None:
         """The first answer of a chosen sample has come."""
         self._waiting.append(Probe(request, first, shard, self._ended))
+
+    def again(self, request: Request, first: Completion, shard: int) -> Request:
+        """To be asked now: a chosen sample whose first answer is of an earlier run, and so had other company."""
+        return self._ask(Probe(request, first, shard, self._ended, is_reused=True))
 
     def due(self) -> list[Request]:
         """Those that have waited long enough, to be asked again now."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -30,6 +30,8 @@ class JobReport:
     seconds: float
     probes: int = 0  # samples that were made twice, and were equal bit for bit
     failed_probes: int = 0  # that were not, and stopped an earlier process; the evidence is in the folder
+    reused: int = 0  # samples that this process took, whole, from earlier runs
+    sources: tuple[Mapping[str, Any], ...] = ()  # path, root, and the samples taken by all processes, of each run
 
     @property
     def exit_code(self) -> int:
@@ -62,18 +64,18 @@ class RunBook:
 
     def commit(self, made: Made, replica: str) -> None:
         """Add a shard to the run. Raises RunError when it cannot be written."""
-        shard, table = made.shard, made.table
-        self.folder.commit(range(shard.start, shard.stop), table, made.probes)
+        shard, table, told = made.shard, made.table, made.told
+        self.folder.commit(range(shard.start, shard.stop), table, made.probes, made.reused)
         self.tree.add(shard.start * self.job.params.n, (bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist()))
-        tally = Tally.of(table)
         self.events.write(
             "commit",
             shard=shard.index,
             replica=replica,
-            samples=tally.rows,
-            errors=tally.error,
-            prompt_tokens=tally.prompt_tokens,
-            output_tokens=tally.output_tokens,
+            samples=told.samples,
+            errors=told.errors,
+            prompt_tokens=told.prompt_tokens,
+            output_tokens=told.output_tokens,
+            **({"reused": told.reused} if told.reused else {}),
             probes=made.probes,
             seconds=round(self.progress.seconds, 3),
             slowest=[[key, index, round(seconds, 3), tokens] for seconds, key, index, tokens in made.slowest],
@@ -129,4 +131,13 @@ def report(folder: RunFolder, progress: Progress) -> JobReport:
     """Of a finished run."""
     there = folder.started
     assert there.root is not None
-    return JobReport(there.root, there.counts, progress.resumed, progress.seconds, there.probes, folder.num_evidence)
+    return JobReport(
+        there.root,
+        there.counts,
+        progress.resumed,
+        progress.seconds,
+        there.probes,
+        folder.num_evidence,
+        progress.reused,
+        tuple({**asdict(run), "samples": samples} for run, samples in there.reused),
+    )

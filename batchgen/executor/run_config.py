@@ -33,6 +33,7 @@ class RunConfig:
     eplb_interval: int = 0  # steps after which experts move to where the load is even; 0: never
     guard: bool = False  # a process that dies is started again, and a row that kills it each time is an error row
     watchdog_seconds: float = 300.0  # without a step, after which the processes of an engine are taken for dead
+    reuse: tuple[Place, ...] = ()  # runs of which samples are taken that would be made again
 
     def __post_init__(self) -> None:
         """Raise ValueError for a share that is none, and for a number out of its range."""
@@ -57,6 +58,10 @@ class RunConfig:
         return self.max_num_seqs * self.expert_parallel_size
 
     def recorded(self) -> dict[str, Any]:
-        """JSON for the manifest. Names no place but `job_dir`, seen from the run folder, for a run may be moved."""
+        """JSON for the manifest. Names no place but `job_dir`, seen from the run folder, for a run may be moved.
+
+        `reuse` is a part of its own there.
+        """
         there = None if self.job_dir is None else seen_from(self.job_dir, self.out)
-        return {name: value for name, value in asdict(self).items() if name != "out"} | {"job_dir": there}
+        values = {name: value for name, value in asdict(self).items() if name not in ("out", "reuse")}
+        return values | {"job_dir": there}

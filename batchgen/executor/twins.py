@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -10,11 +10,11 @@ import pyarrow as pa
 from batchgen.errors import RunError, VerifyError
 from batchgen.executor.compare import bits, differences
 from batchgen.executor.members import Member
+from batchgen.executor.reuse import completion_of
 from batchgen.executor.run_book import RunBook
 from batchgen.executor.work import Made
 from batchgen.io.hashing import leaves
 from batchgen.plan import Shard
-from batchgen.records import Completion
 
 
 class Twins:
@@ -79,7 +79,7 @@ class Twins:
         self, shard: int, replicas: tuple[str, str], rows: Sequence[Mapping[str, Any]], count: int
     ) -> VerifyError:
         """`rows`: the first that differs, of both. The evidence has the form of a probe's."""
-        first, second = map(_completion, rows)
+        first, second = map(completion_of, rows)
         found = differences(first, second)
         name = first.row_key, first.sample_index
         evidence = {
@@ -110,13 +110,3 @@ class Twins:
         folder = self._book.folder
         with suppress(RunError):  # that the two differ says more
             folder.keep({there.index for there in folder.started.shards} - {shard})
-
-
-def _completion(row: Mapping[str, Any]) -> Completion:
-    """From a row of the output."""
-    values = {field.name: _tuples(row.get(field.name)) for field in fields(Completion)}
-    return Completion(**values | {"text": values["text"] or "", "token_ids": values["token_ids"] or ()})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,6 +1,6 @@
 """Shards on their way to replicas and back: as rows to ask, and as tables of samples."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Self
@@ -10,7 +10,9 @@ import pyarrow as pa
 from batchgen.errors import BatchgenError, EngineError
 from batchgen.executor.open_shards import OpenShard, Timed
 from batchgen.executor.probes import ProbeFailed, SampleId
+from batchgen.executor.reuse import Known, Reuse, ReusedRow
 from batchgen.io.hashing import params_hash
+from batchgen.io.manifest import Tally
 from batchgen.io.reader import InputRow, Inputs, passthrough_batches, read_rows
 from batchgen.io.schema import rows_to_table
 from batchgen.plan import Shard
@@ -23,8 +25,41 @@ class Work:
 
     shard: Shard
     rows: tuple[InputRow, ...]
+    known: tuple[Mapping[int, Known], ...]  # of each row, samples of earlier runs by their index
     passthrough: pa.Table
     schema: pa.Schema  # of its output
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How far a replica is: samples that have ended since it started, in open shards too.
+
+    Samples and tokens are those that it made; `reused` are samples of earlier runs that were whole.
+    """
+
+    samples: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    reused: int = 0
+
+    @classmethod
+    def of(cls, tally: Tally, reused: Iterable[ReusedRow]) -> Self:
+        """Of all samples of a shard; some are `reused`."""
+        whole = [row for row in reused if not row.is_scored]
+        return cls(
+            tally.rows - len(whole),
+            tally.error,
+            tally.prompt_tokens - sum(len(row.prompt_token_ids or ()) for row in whole),
+            tally.output_tokens - sum(len(row.completion.token_ids) for row in whole),
+            len(whole),
+        )
+
+    def __add__(self, other: "Told") -> "Told":
+        return Told(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def __sub__(self, other: "Told") -> "Told":
+        return Told(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +70,18 @@ class Made:
     table: pa.Table
     probes: int
     slowest: tuple[Timed, ...]
+    reused: tuple[int, ...] = ()  # samples from each of the runs that the manifest names
+    told: Told = Told()  # what was told of its samples
 
     @classmethod
     def of(cls, complete: OpenShard, params: SamplingParams, schema: pa.Schema) -> Self:
         """The samples as rows of the output, with their hashes."""
-        table = rows_to_table(complete.rows, complete.passthrough, params_hash(params), schema)
-        return cls(complete.shard, table, complete.probes, complete.slowest)
+        rows = complete.rows
+        table = rows_to_table(rows, complete.passthrough, params_hash(params), schema)
+        found = [row for row in rows if isinstance(row, ReusedRow)]
+        runs = [row.run for row in found]
+        reused = tuple(runs.count(run) for run in range(max(runs, default=-1) + 1))
+        return cls(complete.shard, table, complete.probes, complete.slowest, reused, Told.of(Tally.of(table), found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +91,6 @@ class Started:
     fingerprint: Mapping[str, str]
     about: Mapping[str, Any]
     host: Mapping[str, Any]  # JSON: of executor.host, and node, pid
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """How far a replica is: samples that have ended since it started, in open shards too."""
-
-    samples: int = 0
-    errors: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-
-    def __add__(self, other: "Told") -> "Told":
-        return Told(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
-
-    def __sub__(self, other: "Told") -> "Told":
-        return Told(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +130,27 @@ class News:
 class ShardReader:
     """The input as work. Shards that follow each other are read in one pass, so no prompt is read twice for them."""
 
-    def __init__(self, inputs: Inputs, schema: pa.Schema) -> None:
+    def __init__(self, inputs: Inputs, schema: pa.Schema, reuse: Reuse | None = None) -> None:
         """`schema`: of the output."""
-        self._inputs, self._schema = inputs, schema
+        self._inputs, self._schema, self._reuse = inputs, schema, reuse or Reuse()
         self._at = -1
         self._rows: Iterator[InputRow] = iter(())
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._table = inputs.passthrough.empty_table()
 
     def read(self, shard: Shard) -> Work:
-        """Raises InputError."""
+        """Raises InputError, and RunError when the store of an earlier run fails."""
         if shard.start != self._at:
             stop = self._inputs.num_rows
             self._rows = read_rows(self._inputs, shard.start, stop)
             self._batches = passthrough_batches(self._inputs, shard.start, stop)
             self._table = self._inputs.passthrough.empty_table()
         self._at = -1  # until it is read whole
-        rows = tuple(islice(self._rows, shard.num_rows))
+        pairs = list(self._reuse.beside(islice(self._rows, shard.num_rows)))
         while len(self._inputs.passthrough) and self._table.num_rows < shard.num_rows:
             self._table = pa.concat_tables([self._table, pa.Table.from_batches([next(self._batches)])])
         carried = self._table.slice(0, shard.num_rows).combine_chunks()
         self._table = self._table.slice(shard.num_rows)
         self._at = shard.stop
-        return Work(shard, rows, carried, self._schema)
+        rows, known = (tuple(part) for part in zip(*pairs, strict=True))
+        return Work(shard, rows, known, carried, self._schema)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from batchgen.executor.base import Engine, Job, ask_row
 from batchgen.executor.open_shards import OpenShards
 from batchgen.executor.probes import Probes
+from batchgen.executor.reuse import ReusedRow
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.work import Failure, Made, News, Told, Work
 from batchgen.io.schema import Row
@@ -96,9 +97,10 @@ class Worker:
     def _requests_of(self, work: Work) -> Iterator[Request]:
         self._schemas[work.shard.index] = work.schema
         self._held.open(work.shard, work.passthrough)
-        for offset, row in enumerate(work.rows):
+        for offset, (row, known) in enumerate(zip(work.rows, work.known, strict=True)):
             yield from self._held.probes.due()
-            for request in ask_row(self._job, row, self._held, work.shard.index, offset * self._job.params.n):
+            place = work.shard.index, offset * self._job.params.n
+            for request in ask_row(self._job, row, known, self._held, place):
                 yield self._held.take(request)
         self._hand_out()
 
@@ -109,12 +111,16 @@ class Worker:
 
     def _on_row(self, row: Row) -> None:
         told, completion = self._told, row.completion
-        self._told = Told(
-            told.samples + 1,
-            told.errors + (completion.finish_reason == "error"),
-            told.prompt_tokens + len(row.prompt_token_ids or ()),
-            told.output_tokens + len(completion.token_ids),
-        )
+        if isinstance(row, ReusedRow) and not row.is_scored:
+            self._told = replace(told, reused=told.reused + 1)
+        else:
+            self._told = Told(
+                told.samples + 1,
+                told.errors + (completion.finish_reason == "error"),
+                told.prompt_tokens + len(row.prompt_token_ids or ()),
+                told.output_tokens + len(completion.token_ids),
+                told.reused,
+            )
         self._news.tell(self._told)
 
     def _on_probe(self, request: Request) -> None:

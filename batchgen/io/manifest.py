@@ -67,6 +67,7 @@ class ShardRecord:
     keys_digest: str  # SHA-256 of the file's batchgen.row_keys
     tally: Tally
     probes: int  # of its samples: made a second time while the job ran, and equal bit for bit
+    reused: tuple[int, ...] = ()  # of its samples, from each of the runs of `reuse`
 
     def __hash__(self) -> int:
         return hash((self.index, self.digest))
@@ -80,6 +81,14 @@ class InputRecord:
     sha256: str  # of the file; in a run, of the shard's leaves
     rows: int  # selected
     run_root: str | None = None  # of the run that made it, where the job names a run
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseRecord:
+    """A run from which samples were taken."""
+
+    path: str  # seen from the run folder
+    root: str | None  # null: it was not finished then
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,7 @@ class Manifest:
     engine: Mapping[str, JsonValue]  # what the engine of that process said of itself at its start
     root: str | None = None
     counts: Tally = Tally()
+    reuse: tuple[ReuseRecord, ...] = ()  # of no influence on any row: without them all would have been made
     shards: tuple[ShardRecord, ...] = ()  # by index
 
     @property
@@ -133,6 +143,14 @@ class Manifest:
     def probes(self) -> int:
         """Of the whole run, over all processes that made it. All were equal, or their shard were not there."""
         return sum(shard.probes for shard in self.shards)
+
+    @property
+    def reused(self) -> list[tuple[ReuseRecord, int]]:
+        """The samples from each of the runs of `reuse`."""
+        return [
+            (run, sum(shard.reused[at] for shard in self.shards if at < len(shard.reused)))
+            for at, run in enumerate(self.reuse)
+        ]
 
     def with_shard(self, shard: ShardRecord) -> "Manifest":
         """One more, without a look at those that are there."""
@@ -164,13 +182,17 @@ class Manifest:
             seen.add(shard.index)
             if not 0 <= shard.probes <= shard.tally.rows:
                 yield f"shard {shard.index} has {shard.probes} probes of {shard.tally.rows} rows"
+            if sum(map(abs, shard.reused)) > shard.tally.rows or len(shard.reused) > len(self.reuse):
+                yield f"shard {shard.index} has samples of earlier runs that it cannot have"
 
     def to_json(self) -> str:
         """The last key is `shards`, one a line."""
         parts = {f.name: _indented(getattr(self, f.name)) for f in fields(self) if f.name not in ("inputs", "shards")}
         parts["inputs"] = _inputs_json(self.inputs)
+        if not self.reuse:
+            del parts["reuse"]
         parts["shards"] = f"[{','.join(map(_line, self.shards))}]"
-        text = ",\n".join(f'  "{f.name}": {parts[f.name]}' for f in fields(self))
+        text = ",\n".join(f'  "{f.name}": {parts[f.name]}' for f in fields(self) if f.name in parts)
         return f"{{\n{text}\n}}\n"
 
 
@@ -188,7 +210,10 @@ def _inputs_json(inputs: tuple[InputRecord, ...]) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def _line(shard: ShardRecord) -> str:
-    return f"\n    {json.dumps(asdict(shard))}"
+    values = asdict(shard)
+    if not shard.reused:
+        del values["reused"]
+    return f"\n    {json.dumps(values)}"
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -20,6 +20,7 @@ from batchgen.io.manifest import (
     FILE_NAME,
     ROWS,
     Manifest,
+    ReuseRecord,
     ShardRecord,
     Tally,
     part_name,
@@ -193,10 +194,10 @@ class RunFolder:
             there = [file.name for file in (self.path / ROWS).iterdir() if _PART.fullmatch(file.name)]
         self._store.hide(ROWS, [name for name in there if f"{ROWS}/{name}" not in named])
 
-    def commit(self, rows: range, table: pa.Table, probes: int = 0) -> None:
+    def commit(self, rows: range, table: pa.Table, probes: int = 0, reused: tuple[int, ...] = ()) -> None:
         """Add the shard that holds all samples of the input rows `rows`. On return it is durable.
 
-        `probes` of its samples were made twice, and were equal.
+        `probes` of its samples were made twice, and were equal; `reused` are from each of the runs that were named.
         """
         manifest = self.started
         index = rows.start // manifest.plan.rows_per_shard
@@ -210,6 +211,7 @@ class RunFolder:
             keys_digest=hashlib.sha256(keys).hexdigest(),
             tally=Tally.of(table),
             probes=probes,
+            reused=reused,
         )
         self._write(manifest.with_shard(shard))
 
@@ -219,6 +221,13 @@ class RunFolder:
     def record(self, run_config: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
         """How and by what the rows from here on are made; written with the next commit."""
         self.manifest = replace(self.started, run_config=run_config, engine=engine)
+
+    def name_source(self, run: ReuseRecord) -> int:
+        """The place of `run` among those of which samples are taken; written with the next commit."""
+        named = self.started.reuse
+        if run not in named:
+            self.manifest = replace(self.started, reuse=(*named, run))
+        return self.started.reuse.index(run)
 
     @property
     def num_evidence(self) -> int:

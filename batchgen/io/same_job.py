@@ -32,7 +32,8 @@ def refuse_other_job(path: Place, there: Manifest, asked: Manifest) -> None:
     raise RunError(
         f"is a run of another job: {'; '.join(details[:3])}",
         where=str(path),
-        hint="choose another folder with --out, or undo the change to go on with this run",
+        hint="choose another folder with --out, where --reuse of this one takes the samples that are still the same; "
+        "or undo the change to go on with this run",
     )
 
 

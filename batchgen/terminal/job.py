@@ -1,11 +1,13 @@
 """A job before and after it runs: what it would meet, what it made."""
 
 from collections.abc import Sequence
+from os.path import normpath
+from pathlib import Path
 
 from rich.text import Text
 
 from batchgen.executor.run_book import JobReport
-from batchgen.places import Place
+from batchgen.places import Place, join
 from batchgen.preflight import Preflight
 from batchgen.progress import clock
 from batchgen.spec import JobSpec
@@ -14,8 +16,8 @@ from batchgen.terminal import OUT, count, facts, number, plain, size
 
 def print_report(out: Place, report: JobReport, groups: str | None = None) -> None:
     """What a finished run holds; the last line is its root. `groups`: how different the answers to a prompt are."""
-    counts, made = report.counts, report.counts.rows - report.resumed
-    if not made:
+    counts, made = report.counts, report.counts.rows - report.resumed - report.reused
+    if report.resumed == counts.rows:
         OUT.print(plain(f"{out} was finished already; every hash holds"), soft_wrap=True)
     ends = f"{number(counts.stop)} stop, {number(counts.length)} length, {number(counts.error)} error"
     here = f"{count(made, 'sample')} in {clock(report.seconds)}"
@@ -28,12 +30,21 @@ def print_report(out: Place, report: JobReport, groups: str | None = None) -> No
                 ("rows", f"{number(counts.rows)}: {ends}"),
                 ("tokens", f"{number(counts.prompt_tokens)} in, {number(counts.output_tokens)} out"),
                 ("groups", groups),
+                ("reused", reused(out, report)),
                 ("probes", probes(report)),
                 ("made", here if made else None),
             ]
         )
     )
     OUT.print(f"root {report.root}", soft_wrap=True)
+
+
+def reused(out: Place, report: JobReport) -> str | None:
+    """How many samples are of which earlier runs; None where no run was named, or none could be used."""
+    runs = [(join(out, each["path"]), each["samples"]) for each in report.sources]
+    whole = count(report.counts.rows, "sample")
+    parts = [f"{number(n)} of {whole} from {normpath(run) if isinstance(run, Path) else run}" for run, n in runs]
+    return ", ".join(parts) or None
 
 
 def probes(report: JobReport) -> str:

@@ -58,6 +58,7 @@ SURFACE = {
     "run": [
         "JOB",
         "--out",
+        "--reuse",
         "--max-num-seqs",
         "--max-num-batched-tokens",
         "--device",
