@@ -40,6 +40,11 @@ class Rollout:
     version: str  # of the weights that it was drawn from
     weights_digest: str
 
+    @property
+    def version_spans(self) -> tuple[tuple[str, int, int], ...]:
+        """(version, start, stop) of its tokens. Always one: weights are replaced between calls, never within one."""
+        return ((self.version, 0, len(self.completion.token_ids)),)
+
 
 class Engine:
     """A model that answers prompts, scores answers, and takes new weights; `with` closes it.
@@ -69,6 +74,11 @@ class Engine:
         `limits`: max_num_seqs, device, threads, … of RunConfig; none changes a bit. Raises SpecError, ModelError,
         EngineError.
         """
+        if limits.get("expert_parallel_size", 1) != 1:
+            hint = "leave it out; `batchgen run --expert-parallel-size N` spreads the experts of a job over N processes"
+            raise EngineError(
+                "an engine is one process, and so holds all experts", where="expert_parallel_size", hint=hint
+            )
         if unknown := sorted(limits.keys() - set(_LIMITS)):
             raise EngineError("is no limit of an engine", where=unknown[0], hint=nearest(unknown[0], _LIMITS))
         spec = _spec(model, numerics, logprobs_mode)

@@ -187,12 +187,21 @@ def test_what_is_asked_wrongly_is_refused(engine: Engine, folders: list[Path]) -
     assert "two requests for sample 0 of row 'a'" in refused(lambda: engine.generate([request, request]))
     assert "requests have parameters of their own" in refused(lambda: engine.generate([request], PARAMS))
     assert "did you mean 'max_num_seqs'" in refused(lambda: Engine.open(folders[0], max_num_seq=3))
+    assert "an engine is one process" in refused(lambda: Engine.open(folders[0], expert_parallel_size=2))
+    assert "the model has no experts" in refused(lambda: engine.generate(PROMPTS, replace(PARAMS, routed_experts=True)))
     with pytest.raises(SpecError, match="numerics"):
         Engine.open(folders[0], numerics="portable/2")
     with pytest.raises(SpecError, match=r"model\.sha256"):
         Engine.open("pypi:package==1#model.gguf")
     with pytest.raises(ModelError, match="does not exist"):
         Engine.open("nowhere")
+
+
+def test_what_was_recorded_of_draws_outlives_a_score(engine: Engine) -> None:
+    rollouts = engine.generate(PROMPTS, replace(PARAMS, top_p=0.5, kept_tokens=1000))
+    assert all(len(each.completion.kept_tokens or ()) == len(each.completion.token_ids) > 0 for each in rollouts)
+    assert engine.score(rollouts) == rollouts
+    assert all(each.version_spans == ((each.version, 0, len(each.completion.token_ids)),) for each in rollouts)
 
 
 def test_after_it_is_closed_nothing_is_answered(folders: list[Path]) -> None:

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.errors import InputError, RunError
+from batchgen.exports.extras import experts_of
 from batchgen.exports.rewards import Rewards
-from batchgen.exports.shapes import SHAPES, Policy, Sample
+from batchgen.exports.sample import Sample
+from batchgen.exports.shapes import SHAPES, Policy, Shape
 from batchgen.io.draft import draft_of
 from batchgen.io.manifest import FILE_NAME, read_manifest
 from batchgen.io.parquet_file import open_parquet_file
@@ -18,11 +20,13 @@ from batchgen.io.row_rules import job_of
 from batchgen.io.schema import OUTPUT_COLUMNS, as_written
 from batchgen.io.source_run import SourceFile, source_files
 from batchgen.places import Place
+from batchgen.records import SamplingParams
 from batchgen.spec import JobSpec
 
 MARK = "batchgen.export"
 _ASKED = ("row_key", "sample_index", "status", "error_code", "prompt_token_ids")
 _ANSWER = ("token_ids", "logprobs", "text", "finish_reason")
+_EXTRA = ("kept_tokens", "routed_experts", "routed_experts_shape", "routed_experts_dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,7 @@ def export_run(run: Place, out: Path, to: str, rewards: Path | None = None, *, s
     written = 0
     with draft_of(out) as draft:
         for carried, samples in map(reader.samples, files):
-            rows = [SHAPES[to].row(sample, reader.policy) for sample in samples]
-            table = pa.Table.from_pylist(rows, pa.schema(SHAPES[to].columns(carried)))
+            table = _table(SHAPES[to], reader.policy, carried, samples, spec.sampling)
             draft.write(table)
             written += table.num_rows
         found = Exported(
@@ -82,6 +85,15 @@ def export_run(run: Place, out: Path, to: str, rewards: Path | None = None, *, s
     return found
 
 
+def _table(shape: Shape, policy: Policy, carried: pa.Schema, samples: list[Sample], params: SamplingParams) -> pa.Table:
+    rows = [shape.row(sample, policy) for sample in samples]
+    table = pa.Table.from_pylist(rows, pa.schema(shape.columns(carried)))
+    for extra in shape.extras:
+        if getattr(params, extra.source):
+            table = table.append_column(extra.name, extra.of(samples))
+    return table
+
+
 @dataclass(frozen=True, slots=True)
 class _Reader:
     run: Place
@@ -94,7 +106,8 @@ class _Reader:
         with open_parquet_file(file.path) as parquet:
             table = as_written(parquet.read())
         carried = [name for name in table.column_names if name not in OUTPUT_COLUMNS]
-        rows, n = table.select([*_ASKED, *_ANSWER, *carried]).to_pylist(), self.policy.n
+        there = [name for name in _EXTRA if name in table.column_names]
+        rows, n = table.select([*_ASKED, *_ANSWER, *there, *carried]).to_pylist(), self.policy.n
         found: list[Sample] = []
         for start in range(0, len(rows), n):
             group = rows[start : start + n]
@@ -121,6 +134,8 @@ class _Reader:
             finish_reason=row["finish_reason"],
             reward=self.rewards.take(key, index) if self.rewards else None,
             carried=carried,
+            kept=row.get("kept_tokens"),
+            experts=experts_of(row),
         )
 
 

@@ -6,31 +6,20 @@
     prime-rl     the fields of TrainingSample                  TrainingSample(**row)
     openrlhf     the fields of Experience, of one sample       lists, to be made into tensors [1, length]
 
-Every token of an answer was drawn, so masks are 1 for all of them and 0 for those of the prompt.
+Every token of an answer was drawn, so masks are 1 for all of them and 0 for those of the prompt. Kept tokens and
+routed experts of a run go to those that have a field for them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from batchgen.exports.extras import Extra, kept_ids, kept_offsets, nested_experts, packed_experts
+from batchgen.exports.sample import Sample
+
 _IDS, _MASK, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.int8()), pa.list_(pa.float32())
-
-
-class Sample(NamedTuple):
-    """One row of a run that is ok, and what is known of it beside the row."""
-
-    row_key: str
-    sample_index: int
-    group: int  # which input row, counted from 0
-    prompt: Sequence[int]
-    answer: Sequence[int]
-    logprobs: Sequence[float]
-    text: str
-    finish_reason: str  # "stop" or "length"
-    reward: float | None
-    carried: Mapping[str, Any]  # passthrough columns
 
 
 class Policy(NamedTuple):
@@ -49,6 +38,7 @@ class Shape:
     columns: Callable[[pa.Schema], list[pa.Field]]  # given the passthrough columns
     row: Callable[[Sample, Policy], dict[str, Any]]
     rewards: str  # "may", "must" or "no": whether they can be given, must be, or have no place
+    extras: tuple[Extra, ...] = ()  # what else it reads of a run that has it
 
 
 def _about(carried: pa.Schema) -> pa.DataType:
@@ -197,10 +187,18 @@ def _openrlhf(sample: Sample, policy: Policy) -> dict[str, Any]:
     }
 
 
+def _routed(name: str) -> Extra:
+    return Extra("routed_experts", name, nested_experts)
+
+
+_KEPT_BY_SLIME = (
+    Extra("kept_tokens", "rollout_top_p_token_ids", kept_ids),
+    Extra("kept_tokens", "rollout_top_p_token_offsets", kept_offsets),
+)
 SHAPES: dict[str, Shape] = {
-    "verl": Shape(_verl_columns, _verl, "may"),
-    "skyrl": Shape(_skyrl_columns, _skyrl, "must"),
-    "slime": Shape(_slime_columns, _slime, "may"),
-    "prime-rl": Shape(_prime_columns, _prime, "no"),
+    "verl": Shape(_verl_columns, _verl, "may", (_routed("routed_experts"),)),
+    "skyrl": Shape(_skyrl_columns, _skyrl, "must", (_routed("rollout_expert_indices"),)),
+    "slime": Shape(_slime_columns, _slime, "may", (_routed("rollout_routed_experts"), *_KEPT_BY_SLIME)),
+    "prime-rl": Shape(_prime_columns, _prime, "no", (Extra("routed_experts", "routed_experts", packed_experts),)),
     "openrlhf": Shape(_openrlhf_columns, _openrlhf, "may"),
 }

@@ -130,6 +130,7 @@ HOME: dict[str, set[str]] = {
         "plan",
         "preflight",
         "verify",
+        "exports",
         "text",
         "kernels",
         "parallel",

@@ -77,4 +77,18 @@ def complete(request: Request) -> Completion:
         logprobs=None if params.logprobs is None else tuple(values[:, 0].tolist()),
         top_logprobs_ids=tuple(tuple(range(len(row))) for row in top) if params.logprobs else None,
         top_logprobs_values=tuple(tuple(row.tolist()) for row in top) if params.logprobs else None,
+        **_of_rollouts(request, ids, chance),
     )
+
+
+def _of_rollouts(request: Request, ids: tuple[int, ...], chance: np.random.Generator) -> dict[str, Any]:
+    """Kept tokens, those of the answer among them, and experts of two layers, if they are asked for."""
+    found: dict[str, Any] = {}
+    if request.params.kept_tokens:
+        others = chance.integers(0, 1000, (len(ids), 3)).tolist()
+        found["kept_tokens"] = tuple(tuple(sorted({i, *more})) for i, more in zip(ids, others, strict=True))
+    if request.params.routed_experts:
+        shape = len(request.prompt_token_ids) + len(ids) - 1, 2, 3
+        found["routed_experts"] = chance.integers(0, 9, shape, np.uint8).tobytes()
+        found |= {"routed_experts_shape": shape, "routed_experts_dtype": "uint8"}
+    return found
