@@ -14,6 +14,8 @@ from batchgen.models.config import ModelConfig
 # uint8 or uint16 [positions, layers, k]: ids of experts, ascending; 0 in layers without experts.
 Experts: TypeAlias = NDArray[Any]
 
+_ON_CPU = "leave it out, or run on a CPU"
+
 
 class Routes:
     """Those of one sequence, position by position from 0 on, as far as it was computed."""
@@ -47,7 +49,7 @@ class Span(NamedTuple):
 def recording(spans: Sequence[Span], config: ModelConfig) -> Iterator[None]:
     """A block that computes one forward of tokens that are `spans`, side by side; their routes are longer after it.
 
-    Raises EngineError for a model without experts.
+    Raises EngineError for a model without experts, and on a GPU.
     """
     if all(span.routes is None for span in spans):
         yield
@@ -63,7 +65,9 @@ def recording(spans: Sequence[Span], config: ModelConfig) -> Iterator[None]:
     def see(op: str, outputs: kernels.Outputs) -> None:
         if op == "route":
             chosen: Any = outputs["experts"]
-            experts[:, next(layers)] = chosen.cpu().numpy()
+            if not chosen.is_cpu:
+                raise EngineError("a GPU does not tell which experts it chose", where="routed_experts", hint=_ON_CPU)
+            experts[:, next(layers)] = chosen.numpy()
 
     with kernels.watch(see):
         yield

@@ -21,6 +21,7 @@ from batchgen import kernels
 from batchgen.engine.ahead_runner import AheadRunner
 from batchgen.engine.engine import Engine
 from batchgen.engine.model_runner import ModelRunner
+from batchgen.errors import EngineError
 from batchgen.loader import LoadedModel
 
 
@@ -51,6 +52,13 @@ def ahead(plain: Engine, runner: AheadRunner, **limits: Any) -> Engine:
     engine.runner = runner
     runner.taken = 0
     return engine
+
+
+def test_routes_are_refused(plain: Engine, runner: AheadRunner) -> None:
+    """A graph tells nobody what it chose."""
+    params = replace(requests()[0].params, routed_experts=True)
+    with pytest.raises(EngineError, match="routed_experts: a GPU does not tell"):
+        generate(ahead(plain, runner), [replace(requests()[0], params=params)])
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 33, 64])

@@ -1,10 +1,22 @@
 """How an engine is sized at its start."""
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
+from support.jobs import job_spec
 from support.model_cases import load_tiny, make_engine
+from support.sampling import sample_rows
 
 from batchgen.engine.kv_cache import block_bytes
+from batchgen.errors import EngineError
 from batchgen.executor import start
+from batchgen.executor.run_config import RunConfig
+from batchgen.executor.start import open_weights, start_engine
+from batchgen.kernels.cuda.sampler import upload
+from batchgen.kernels.sample_rows import Kept
 from batchgen.loader import LoadedModel
 
 
@@ -27,3 +39,22 @@ def test_no_more_memory_is_kept_than_is_meant_to_be(model: LoadedModel, monkeypa
 
 def test_without_a_cache_nothing_is_kept(model: LoadedModel) -> None:
     assert make_engine(model, prefix_cache=False).limits.prefix_cache_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"kept_tokens": 9}, "sampling.kept_tokens: a GPU does not tell which tokens its filters keep"),
+        ({"routed_experts": True}, "sampling.routed_experts: a GPU does not tell which experts it chose"),
+    ],
+)
+def test_columns_that_a_gpu_cannot_tell_are_refused(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(start, "choose", lambda *wanted: torch.device("cuda"))
+    spec = job_spec(model={"path": "unused"}, sampling=asked)
+    with pytest.raises(EngineError, match=message):
+        start_engine(spec, model, RunConfig(Path("unused")), open_weights(model.path))
+    rows = replace(sample_rows(1), kept=Kept.empty([1]))
+    with pytest.raises(EngineError, match="kept_tokens: a GPU's sampler does not tell"):
+        upload(rows, 3, torch.device("cuda"))
