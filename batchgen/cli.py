@@ -80,6 +80,7 @@ def cli() -> None:
     metavar="RUN",
     help="Take the samples that an earlier run has of this job, or of one like it; may be given repeatedly.",
 )
+@click.option("--rows-per-shard", **ANOTHER, help="Of the input, for a file of rows.  [default: as fits their number]")
 @click.option("--max-num-seqs", **ANOTHER, help="Samples that are worked on at once.  [default: 64, on a GPU 256]")
 @click.option("--max-num-batched-tokens", **ANOTHER, help="Tokens of one step.  [default: 256, on a GPU 8192]")
 @click.option(

@@ -85,15 +85,16 @@ def test_a_finished_run_is_left_alone(write_job: WriteJob, tmp_path: Path) -> No
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_options_change_no_bit(write_job: WriteJob) -> None:
+def test_options_change_no_bit(write_job: WriteJob, tmp_path: Path) -> None:
     job = write_job()
     plain = json.loads(batchgen("run", job, "--out", "a", "--json").stdout)
     options = ("--threads", 1, "--max-num-seqs", 1, "--max-num-batched-tokens", 3, "--probe", "100%")
-    other = json.loads(batchgen("run", job, "--out", "b", "--json", *options).stdout)
+    other = json.loads(batchgen("run", job, "--out", "b", "--json", "--rows-per-shard", 1, *options).stdout)
     assert (plain["out"], other["out"]) == ("a", "b")
     assert plain["root"] == other["root"]
     assert plain["counts"] == other["counts"]
     assert (plain["probes"], other["probes"], plain["failed_probes"]) == (2, 6, 0)
+    assert len(list((tmp_path / "b/rows").iterdir())) > len(list((tmp_path / "a/rows").iterdir())) == 1
 
 
 @pytest.mark.parametrize(

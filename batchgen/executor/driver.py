@@ -121,12 +121,13 @@ class Driver:
             self._starting.add(self._fleet.start())
         if not self._wanted:
             raise EngineError("no replica is left that computes as the run does", hint="see the warnings above")
-        for member in self._members.values():
-            while self._queue and len(member.shards) < OUTSTANDING:
-                member.is_twin = False
-                shard = self._queue.take()
-                self._twins.begun(shard)
-                self._give(member, shard)
+        for most in range(1, OUTSTANDING + 1):  # nobody waits while another has two
+            for member in self._members.values():
+                if self._queue and len(member.shards) < most:
+                    member.is_twin = False
+                    shard = self._queue.take()
+                    self._twins.begun(shard)
+                    self._give(member, shard)
         idle = (member for member in self._members.values() if not member.shards)
         for member, shard in zip(idle, iter(self._twins.next, None), strict=False):
             self._book.events.write("twin", shard=shard.index, replica=member.name)

@@ -59,6 +59,7 @@ SURFACE = {
         "JOB",
         "--out",
         "--reuse",
+        "--rows-per-shard",
         "--max-num-seqs",
         "--max-num-batched-tokens",
         "--device",

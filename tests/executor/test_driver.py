@@ -81,6 +81,12 @@ def test_a_replica_never_waits_at_the_end_of_a_shard(folder: Path, tmp_path: Pat
     assert most == OUTSTANDING
 
 
+def test_nobody_waits_while_another_has_two(folder: Path, tmp_path: Path) -> None:
+    made = case(folder, tmp_path / "run", 2, rows_per_shard=25)
+    made.run()
+    assert sorted(made.fleet.given[:2]) in ([("r0", 0), ("r1", 1)], [("r0", 1), ("r1", 0)])
+
+
 def failing(*numbers: int) -> Callable[[int], FakeEngine]:
     def make(number: int) -> FakeEngine:
         if number in numbers:

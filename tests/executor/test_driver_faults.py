@@ -153,55 +153,56 @@ class Liar(FakeEngine):
 
     def generate(self, requests: Iterable[Request | None]) -> Generator[Completion, None, None]:
         for completion in super().generate(requests):
-            lie = completion.row_key == "row-5" and completion.sample_index == 1
+            lie = completion.row_key == "row-20" and completion.sample_index == 1
             yield replace(completion, text="a lie") if lie else completion
 
 
 def twins_of(make: Callable[[int], FakeEngine], folder: Path, out: Path) -> Case:
-    """Two shards, both given to whoever starts first; the other makes the twin of one, and never hands in the other."""
+    """Three shards, the second first: it has a twin that comes earlier, from whoever never hands in the third."""
 
     def on_said(fleet: ThreadFleet, name: str, said: Heard) -> Heard:
         if name == "r1" and isinstance(said, News):
-            return replace(said, made=tuple(made for made in said.made if made.shard.index == 0))
+            return replace(said, made=tuple(made for made in said.made if made.shard.index < 2))
         return said
 
-    return case(folder, out, 2, rows_per_shard=25, make=make, on_said=on_said)
+    return case(folder, out, 2, rows_per_shard=17, make=make, on_said=on_said)
 
 
-def late(number: int, kind: type[FakeEngine]) -> FakeEngine:
-    if number == 1:
-        time.sleep(0.1)
-    return kind(order=number) if number == 1 else FakeEngine(seconds=0.005)
+def slow_beside(number: int, kind: type[FakeEngine]) -> FakeEngine:
+    if number == 0:
+        return FakeEngine(seconds=0.015)
+    time.sleep(0.1)  # it is the second to start
+    return kind(order=number)
 
 
 def test_twins_that_are_equal(folder: Path, root: str, tmp_path: Path) -> None:
-    made = twins_of(lambda number: late(number, FakeEngine), folder, tmp_path / "run")
+    made = twins_of(lambda number: slow_beside(number, FakeEngine), folder, tmp_path / "run")
     check_root = made.run().root
     assert check_root == root
     assert made.events("twins") == [
-        {"at": made.events("twins")[0]["at"], "event": "twins", "shard": 0, "replicas": ["r1", "r0"], "exact": True}
+        {"at": made.events("twins")[0]["at"], "event": "twins", "shard": 1, "replicas": ["r1", "r0"], "exact": True}
     ]
 
 
 def test_twins_that_differ_stop_the_job(folder: Path, root: str, tmp_path: Path) -> None:
-    made = twins_of(lambda number: late(number, Liar), folder, tmp_path / "run")
+    made = twins_of(lambda number: slow_beside(number, Liar), folder, tmp_path / "run")
     with pytest.raises(VerifyError) as caught:
         made.run()
-    text = read_rows(folder / "alone")["text"].to_pylist()[11]
+    text = read_rows(folder / "alone")["text"].to_pylist()[41]
     assert caught.value.message == (
-        "shard 0 was made by the replicas r1 and r0, and 1 of its rows differ, the first of them row 'row-5' sample 1: "
-        f"text 'a lie', then {text!r}"
+        "shard 1 was made by the replicas r1 and r0, and 1 of its rows differ, the first of them row "
+        f"'row-20' sample 1: text 'a lie', then {text!r}"
     )
     assert caught.value.exit_code == 8
     evidence = json.loads(Path(caught.value.where).read_text())
-    assert (evidence["row_key"], evidence["replicas"], evidence["shard"]) == ("row-5", ["r1", "r0"], 0)
+    assert (evidence["row_key"], evidence["replicas"], evidence["shard"]) == ("row-20", ["r1", "r0"], 1)
     assert from_bits(evidence["first"]).text == "a lie"
     assert from_bits(evidence["second"]).text == text
     assert evidence["fingerprint"] == read_manifest(made.out).fingerprint, "as `explain` wants it"
     there = read_manifest(made.out)
-    assert 0 not in {shard.index for shard in there.shards}, "none of it is in the run"
-    assert not (made.out / "rows" / "part-00000.parquet").exists()
-    assert case(folder, made.out, 1, rows_per_shard=25).run().root == root
+    assert 1 not in {shard.index for shard in there.shards}, "none of it is in the run"
+    assert not (made.out / "rows" / "part-00001.parquet").exists()
+    assert case(folder, made.out, 1, rows_per_shard=17).run().root == root
 
 
 def test_a_probe_that_differs_names_its_replica(folder: Path, tmp_path: Path) -> None:
