@@ -55,6 +55,7 @@ class OpenShards:
 
     def __init__(self, params: SamplingParams, window: int, probes: Probes, on_row: Callable[[Row], None]) -> None:
         self._n, self._logprobs, self._prompt_logprobs = params.n, params.logprobs, params.prompt_logprobs
+        self._routed = params.routed_experts
         self._window = window
         self._on_row = on_row
         self._shards: dict[int, OpenShard] = {}  # by index
@@ -165,6 +166,8 @@ class OpenShards:
             size = len(completion.token_ids)
             whole = not wanted or all(part is not None and len(part) == size for part in parts[:wanted])
             whole &= self._prompt_logprobs is None or completion.prompt_logprobs is not None
+            whole &= completion.kept_tokens is None or len(completion.kept_tokens) == size
+            whole &= completion.routed_experts is not None or not self._routed
         if not whole:
             where = _name((completion.row_key, completion.sample_index))
             raise BatchgenError("a completion is not whole", where=where, hint=_OURS)

@@ -124,6 +124,15 @@ def test_a_completion_without_its_logprobs_is_refused(logprobs: int, fields: dic
         held.answer(answer("a", 0, **fields))
 
 
+@pytest.mark.parametrize(
+    ("asked", "fields"), [({"kept_tokens": 9}, {"kept_tokens": ((1,), (2,))}), ({"routed_experts": True}, {})]
+)
+def test_a_completion_without_its_columns_is_refused(asked: dict[str, Any], fields: dict[str, Any]) -> None:
+    held, _ = opened(SamplingParams(n=2, **asked))
+    with pytest.raises(BatchgenError, match="row 'a' sample 0: a completion is not whole"):
+        held.answer(answer("a", 0, **fields))
+
+
 def test_an_error_needs_no_logprobs_but_a_code() -> None:
     held, rows = opened(SamplingParams(n=2, logprobs=2))
     held.answer(Completion("a", 0, (), "", "error", error_code="non_finite_logits"))
