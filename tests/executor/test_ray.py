@@ -62,7 +62,11 @@ class Raylets:
 
 @pytest.fixture(scope="module")
 def raylets() -> Iterator[Raylets]:
-    settings = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join([str(TESTS), *_pythonpath()])}
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",  # the other tests may have filled this machine: nobody is killed for that
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *_pythonpath()]),
+    }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
@@ -152,7 +156,10 @@ def test_machines_come_and_go(
         for step in steps:
             step(progress)
 
-    drive(folder, out, raylets.address, 3, 0.03, on_progress)
+    try:
+        drive(folder, out, raylets.address, 3, 0.03, on_progress)
+    finally:
+        closed.unlink(missing_ok=True)  # it is for every test of the folder
     check(out, root)
     assert {(2, 1), (3, 0)} <= seen, "two work while the third waits for room"
     for lost in events(out, "lost"):
