@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
 from threading import current_thread, main_thread
 from time import sleep
 from types import ModuleType
@@ -53,7 +52,8 @@ def cluster(address: str | None, cores: int) -> Iterator[list[Node]]:
         quiet["address"] = address
     try:
         # Ray puts the present folder into the path of its workers, and a clone of the source is no installed package.
-        with _trying(once=address is not None), TemporaryDirectory() as nowhere, chdir(nowhere):
+        # They also stand in it, and it must stay: MKL loads no kernel in a folder that is gone.
+        with _trying(once=address is not None), chdir(os.sep):
             ray.init(**quiet)
     except Exception as error:  # Ray raises many kinds, also plain ones
         ray.shutdown()  # what it has started until then
