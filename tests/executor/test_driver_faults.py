@@ -125,7 +125,7 @@ def test_a_replica_that_hands_in_what_it_was_not_given(folder: Path, tmp_path: P
 
 
 def slow_first(number: int) -> FakeEngine:
-    return FakeEngine(order=number, seconds=0.03 if number == 0 else 0.0)
+    return FakeEngine(order=number, seconds=0.1 if number == 0 else 0.0)
 
 
 def test_idle_replicas_take_over_the_slowest(folder: Path, root: str, tmp_path: Path) -> None:
