@@ -13,16 +13,16 @@ from batchgen.models.config import as_float32
 # Training, bookkeeping, generation defaults (which come from the job alone) and what the tokenizer reads for itself.
 _NEUTRAL = frozenset(
     """
-    _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout aux_loss_alpha bad_words_ids
-    begin_suppress_tokens chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype
-    early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id id2label initializer_range is_decoder is_llama_config label2id length_penalty max_length
-    max_window_layers min_length model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams
-    num_return_sequences output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix
-    pretraining_tp problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate
-    router_aux_loss_coef sep_token_id seq_aux suppress_tokens task_specific_params temperature tf_legacy_loss
-    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
-    unsloth_fixed unsloth_version use_bfloat16 use_cache
+    _attn_implementation_autoset _commit_hash _model_name_or_path _name_or_path architectures attention_dropout
+    aux_loss_alpha bad_words_ids begin_suppress_tokens chunk_size_feed_forward decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id id2label initializer_range is_decoder is_llama_config label2id
+    length_penalty max_length max_window_layers min_length model_type name_or_path no_repeat_ngram_size num_beam_groups
+    num_beams num_return_sequences output_attentions output_hidden_states output_router_logits output_scores
+    pad_token_id prefix pretraining_tp problem_type remove_invalid_values repetition_penalty return_dict
+    return_dict_in_generate router_aux_loss_coef sep_token_id seq_aux suppress_tokens task_specific_params temperature
+    tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version
+    typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()  # noqa: SIM905
 )
 

@@ -117,6 +117,10 @@ def test_what_changes_the_arithmetic_is_refused_by_name(family: str, changes: di
     assert error.value.where == f"config.json: {key}"
 
 
+def test_what_transformers_writes_of_a_gguf_file_is_no_arithmetic() -> None:
+    assert parse(_model_name_or_path="m.gguf", unk_token_id=0) == parse()
+
+
 def test_a_misspelt_key_gets_the_nearest_name() -> None:
     with pytest.raises(ModelError, match="did you mean 'attention_bias'"):
         parse(atention_bias=True)
