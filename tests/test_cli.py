@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.children import child_of
 from support.fake_jobs import make_job, run, write_input
 from support.jobs import write_parquet
 
@@ -328,7 +329,7 @@ print(sorted({"torch", "duckdb", "tokenizers", "safetensors"} & set(sys.modules)
 def test_ctrl_c_says_how_to_go_on(write_job: WriteJob, tmp_path: Path) -> None:
     job = write_job("max_tokens: 6", "max_tokens: 400, ignore_eos: true", prompts=["Again."] * 600)
     command = [str(Path(sys.executable).parent / "batchgen"), "run", str(job), "--out", str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with child_of(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         wait_for(tmp_path / "run/manifest.json", process)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)

@@ -7,13 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.child_ray import drive
+from support.children import child_of
 from support.fake_jobs import make_job, read_rows, run, write_input
 from support.jobs import job_spec, write_parquet
 from support.ray_openings import build_short, open_processes
@@ -175,11 +175,7 @@ def test_a_driver_that_is_stopped(
     """Its replicas end with it, and another number of them goes on."""
     out = tmp_path / "run"
     command = [sys.executable, "-P", "-m", "support.child_ray", str(folder), str(out), raylets.address, "2", "0.2"]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TESTS) as driver,
-        ExitStack() as ending,
-    ):
-        ending.callback(driver.kill)  # else a failure would wait for it
+    with child_of(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=TESTS) as driver:
         assert driver.stdout
         assert driver.stdout.readline() == "begun\n"
         driver.send_signal(number)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.children import child_of
 from support.engine_cases import expected, requests
 from support.fake_rank import MODEL
 from support.jobs import job_spec
@@ -184,9 +185,8 @@ for completion in engine.generate(asking("slow", sample_index=i) for i in range(
 def test_the_end_of_the_driver(number: signal.Signals) -> None:
     """However it ends, its ranks do too, and a Ctrl-C of its terminal reaches it alone."""
     program = DRIVER.format(tests=str(Path(__file__).parents[1]))
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True, process_group=0
-    ) as driver:
+    command = [sys.executable, "-P", "-c", program]
+    with child_of(command, stdout=subprocess.PIPE, process_group=0) as driver:
         assert driver.stdout
         pids = [int(pid) for pid in driver.stdout.readline().split()]
         assert driver.stdout.readline() == "begun\n"

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from support.children import child_of
 from support.fake_jobs import make_job, run, write_input
 
 from batchgen.cli import cli
@@ -137,7 +137,7 @@ def test_elsewhere_it_is_a_line(finished: Path) -> None:
 def test_it_is_seen_from_another_process_until_it_is_finished(tmp_path: Path) -> None:
     write_input(tmp_path, 60)
     program = [sys.executable, "-P", "-c", PROGRAM, str(Path(__file__).parents[1]), str(tmp_path)]
-    with subprocess.Popen(program) as child:
+    with child_of(program) as child:
         while not (tmp_path / "run/manifest.json").exists():
             assert child.poll() is None
             time.sleep(0.05)
@@ -154,7 +154,7 @@ def test_it_is_seen_from_another_process_until_it_is_finished(tmp_path: Path) ->
 def test_a_killed_run_is_quiet(tmp_path: Path) -> None:
     write_input(tmp_path, 60)
     program = [sys.executable, "-P", "-c", PROGRAM, str(Path(__file__).parents[1]), str(tmp_path)]
-    with subprocess.Popen(program) as child:
+    with child_of(program) as child:
         while not (tmp_path / "run/manifest.json").exists() or not read_status(tmp_path / "run").done:
             time.sleep(0.05)
         os.kill(child.pid, signal.SIGKILL)
