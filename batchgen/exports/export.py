@@ -57,6 +57,9 @@ def export_run(run: Place, out: Path, to: str, rewards: Path | None = None, *, s
     manifest = read_manifest(run)
     spec, counts = job_of(manifest), manifest.counts
     _check_logprobs(run, spec)
+    if SHAPES[to].reads_text and spec.sampling.reasoning is not None:
+        hint = "make the run without sampling.reasoning; its tokens are the same"
+        raise RunError(f"{to} reads whole texts, and the reasoning is split off here", where=str(run), hint=hint)
     _check_rewards(to, rewards)
     reader = _Reader(
         run,

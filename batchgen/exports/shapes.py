@@ -39,6 +39,7 @@ class Shape:
     row: Callable[[Sample, Policy], dict[str, Any]]
     rewards: str  # "may", "must" or "no": whether they can be given, must be, or have no place
     extras: tuple[Extra, ...] = ()  # what else it reads of a run that has it
+    reads_text: bool = False  # of the whole answer, reasoning included
 
 
 def _about(carried: pa.Schema) -> pa.DataType:
@@ -198,7 +199,9 @@ _KEPT_BY_SLIME = (
 SHAPES: dict[str, Shape] = {
     "verl": Shape(_verl_columns, _verl, "may", (_routed("routed_experts"),)),
     "skyrl": Shape(_skyrl_columns, _skyrl, "must", (_routed("rollout_expert_indices"),)),
-    "slime": Shape(_slime_columns, _slime, "may", (_routed("rollout_routed_experts"), *_KEPT_BY_SLIME)),
+    "slime": Shape(
+        _slime_columns, _slime, "may", (_routed("rollout_routed_experts"), *_KEPT_BY_SLIME), reads_text=True
+    ),
     "prime-rl": Shape(_prime_columns, _prime, "no", (Extra("routed_experts", "routed_experts", packed_experts),)),
     "openrlhf": Shape(_openrlhf_columns, _openrlhf, "may"),
 }

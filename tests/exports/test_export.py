@@ -45,6 +45,12 @@ def test_a_run_without_the_logprobs_of_its_policy_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_trainer_that_reads_texts_is_refused_those_without_their_reasoning(tmp_path: Path) -> None:
+    made = make(tmp_path, sampling=GOOD | {"reasoning": ["<think>", "</think>"]})
+    assert "slime reads whole texts" in refused(lambda: export_run(made, tmp_path / "out", "slime"))
+    assert export_run(made, tmp_path / "out", "verl").rows == 20, "it reads tokens alone"
+
+
 def test_processed_logprobs_are_of_any_temperature(tmp_path: Path) -> None:
     made = make(tmp_path, sampling={"n": 2, "logprobs": 0, "temperature": 0.5}, logprobs_mode="processed")
     found = export_run(made, tmp_path / "out", "prime-rl")
