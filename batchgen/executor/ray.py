@@ -169,7 +169,7 @@ class RayFleet:
             said = self._ray.get(actor.ref, timeout=_FETCHED)
         except self._ray.exceptions.RayError as error:
             self.end(name)
-            return Lost(EngineError(_reason(error), hint="what is committed is valid"))
+            return Lost(_told(error))
         if isinstance(said, Failure):  # of its start
             self.end(name)
             return Lost(said.error)
@@ -178,14 +178,18 @@ class RayFleet:
         return heard
 
 
-def _reason(error: Exception) -> str:
+def _told(error: Exception) -> EngineError:
     """In one line: Ray tells a story, with paths and numbers of processes."""
     kind, text = type(error).__name__, " ".join(str(error).split())
+    hint = "what is committed is valid"
+    if "creation task" in text:
+        why, hint = str(error).splitlines()[-1].strip(), "all machines need the same batchgen, Python and Ray"
+        return EngineError(f"it cannot be made there: {why}", hint=hint)
     if "ode died" in text or "node was terminated" in text or "worker's node" in text:
-        return f"its machine is gone ({kind})"
+        return EngineError(f"its machine is gone ({kind})", hint=hint)
     if kind in ("ActorDiedError", "RayActorError"):
-        return f"its process has ended ({kind})"
-    return f"it cannot be reached ({kind}: {text[:200]})"
+        return EngineError(f"its process has ended ({kind})", hint=hint)
+    return EngineError(f"it cannot be reached ({kind}: {text[:200]})", hint=hint)
 
 
 def _check_address(address: str) -> None:

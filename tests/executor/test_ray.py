@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from batchgen.executor.base import Job
 from batchgen.executor.driver import run_replicas
 from batchgen.executor.guarded import LONE_DEATHS
 from batchgen.executor.members import ClusterProgress
-from batchgen.executor.needs import needs_of
+from batchgen.executor.needs import Needs, needs_of
 from batchgen.executor.ray import RayFleet, cluster
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.events import read_events
@@ -214,6 +216,26 @@ def test_a_row_that_kills_its_process_each_time(raylets: Raylets, tmp_path: Path
     deaths = [event["reason"].split(";")[0] for event in events(tmp_path / "run", "death")]
     assert deaths == ["rank 0 of 1 was killed by SIGKILL"] * (1 + LONE_DEATHS)
     assert not events(tmp_path / "run", "lost")
+
+
+def test_a_machine_with_another_batchgen(raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it lacks a module."""
+    only_here = ModuleType("only_here")
+    exec("def opening(setup, on_death): ...", vars(only_here))
+    monkeypatch.setitem(sys.modules, "only_here", only_here)
+    with (
+        cluster(raylets.address, 2),
+        closing(
+            RayFleet(ReplicaSetup(job_spec(), tmp_path, RunConfig(tmp_path)), Needs("cpu", 2, 0, 2), only_here.opening)
+        ) as fleet,
+    ):
+        fleet.start()
+        limit, heard = time.monotonic() + SOON, list[tuple[str, Any]]()
+        while not heard and time.monotonic() < limit:
+            heard = fleet.hear(1.0)
+    [(name, lost)] = heard
+    assert name == "r0"
+    assert lost.error.message == "it cannot be made there: ModuleNotFoundError: No module named 'only_here'"
 
 
 def test_a_real_model(raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
