@@ -43,5 +43,5 @@ def _line(found: Parted) -> str:
     parts = [f"{name} {json.dumps(a)} -> {json.dumps(b)}" for name, (a, b) in found.scores.items()]
     if found.response is not None:
         a, b = excerpts(found.a or "", found.b or "", _RESPONSE)
-        parts.append(f"response {found.response} {a!r} -> {b!r}")
+        parts.append(f"response {found.response} '{a}' -> '{b}'")
     return f"item {found.item}: {'; '.join(parts)}"
