@@ -14,6 +14,7 @@ class Lost:
     """Of a replica that is gone: its machine, its process, or its start. Nothing more is heard of it."""
 
     error: BatchgenError
+    is_told: bool = False  # by itself, as why its start failed: another try there would end alike
 
 
 Heard: TypeAlias = Started | News | Lost

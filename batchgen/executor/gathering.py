@@ -12,6 +12,7 @@ from batchgen.executor.stoppable import Stop, interrupted
 from batchgen.executor.work import Started
 from batchgen.io.run_folder import RunFolder
 
+MOST_LOST = 8  # replicas, before it is known what all must compute
 _CONFIRMING = 60.0  # seconds in which a second replica may start and confirm the first
 
 _log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class Gathering:
         self._there = folder.manifest if folder.manifest and folder.manifest.shards else None
         self._expected = 1 if self._there and self._there.finished else config.replicas
         self._candidates: list[tuple[str, Started]] = []
-        self._failed = 0
+        self._failed = self._lost = 0
         self.starting: set[str] = set()
         self.heard: list[tuple[str, Heard]] = []  # all of it is the driver's
 
@@ -57,9 +58,12 @@ class Gathering:
         if isinstance(said, Started):
             self._candidates.append((name, said))
         elif isinstance(said, Lost):
-            self._failed += 1
-            if self._failed == self._expected:
+            self._failed += said.is_told
+            self._lost += not said.is_told
+            if self._failed == self._expected or self._lost > MOST_LOST:
                 raise said.error
+            if not said.is_told:
+                self.starting.add(self._fleet.start())
 
     def _found(self) -> Started | None:
         if self._there is None:
@@ -68,4 +72,4 @@ class Gathering:
             if self._job.fingerprint(candidate) == dict(self._there.fingerprint):
                 return candidate
         # None is like the run: opening it with any of them says what is another.
-        return self._candidates[0][1] if len(self._candidates) + self._failed == self._expected else None
+        return self._candidates[0][1] if len(self._candidates) + self._failed >= self._expected else None

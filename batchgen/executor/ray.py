@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from threading import current_thread, main_thread
-from time import sleep
+from time import monotonic, sleep
 from types import ModuleType
 from typing import Any, TextIO
 
@@ -24,6 +24,7 @@ _NEWS = 2.0  # seconds after which a replica tells how far it is, though nothing
 _REACHED = 5.0  # seconds in which the head of a cluster must answer
 _FETCHED = 120.0  # seconds in which what a replica has said must come over the network
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and no settings; an answer has some
+_LOOK = 10.0  # seconds after which a driver that hears nothing looks whether its machine is still of the cluster
 _STORE_BYTES = 256 << 20  # of a cluster on this machine alone: shards on their way; more go to its disk
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 
@@ -115,6 +116,7 @@ class RayFleet:
         self._ray = _ray()
         self._actors: dict[str, _Actor] = {}
         self._number = 0
+        self._look_at = 0.0
 
     def start(self) -> str:
         """See Fleet. A replica waits until some machine has room for all of it."""
@@ -149,6 +151,8 @@ class RayFleet:
         ready, _ = self._ray.wait(waited, timeout=seconds, fetch_local=False)
         if ready:
             ready, _ = self._ray.wait(waited, num_returns=len(waited), timeout=0, fetch_local=False)
+        elif monotonic() > self._look_at:
+            self._look()
         return [(refs[ref], self._said(refs[ref])) for ref in ready]
 
     def end(self, name: str) -> None:
@@ -163,33 +167,47 @@ class RayFleet:
         for name in list(self._actors):
             self.end(name)
 
+    def _look(self) -> None:
+        """Raise EngineError when this machine is no longer of the cluster: then nobody would be heard any more."""
+        here = self._ray.get_runtime_context().get_node_id()
+        try:
+            nodes = self._ray.nodes()
+        except Exception:  # the head does not answer; if that lasts Ray ends this process
+            return
+        if not any(node["Alive"] and node["NodeID"] == here for node in nodes):
+            hint = "what is committed is valid; `ray start` lets it join again"
+            raise EngineError("the Ray of this machine has ended", where="ray", hint=hint)
+        self._look_at = monotonic() + _LOOK
+
     def _said(self, name: str) -> Heard:
         actor = self._actors[name]
         try:
             said = self._ray.get(actor.ref, timeout=_FETCHED)
         except self._ray.exceptions.RayError as error:
             self.end(name)
-            return Lost(_told(error))
+            return _lost(error)
         if isinstance(said, Failure):  # of its start
             self.end(name)
-            return Lost(said.error)
+            return Lost(said.error, is_told=True)
         actor.ref = actor.handle.news.remote(_NEWS)
         heard: Heard = said
         return heard
 
 
-def _told(error: Exception) -> EngineError:
+def _lost(error: Exception) -> Lost:
     """In one line: Ray tells a story, with paths and numbers of processes."""
     kind, text = type(error).__name__, " ".join(str(error).split())
     hint = "what is committed is valid"
     if "creation task" in text:
         why, hint = str(error).splitlines()[-1].strip(), "all machines need the same batchgen, Python and Ray"
-        return EngineError(f"it cannot be made there: {why}", hint=hint)
+        return Lost(EngineError(f"it cannot be made there: {why}", hint=hint), is_told=True)
     if "ode died" in text or "node was terminated" in text or "worker's node" in text:
-        return EngineError(f"its machine is gone ({kind})", hint=hint)
-    if kind in ("ActorDiedError", "RayActorError"):
-        return EngineError(f"its process has ended ({kind})", hint=hint)
-    return EngineError(f"it cannot be reached ({kind}: {text[:200]})", hint=hint)
+        what = f"its machine is gone ({kind})"
+    elif kind in ("ActorDiedError", "RayActorError"):
+        what = f"its process has ended ({kind})"
+    else:
+        what = f"it cannot be reached ({kind}: {text[:200]})"
+    return Lost(EngineError(what, hint=hint))
 
 
 def _check_address(address: str) -> None:

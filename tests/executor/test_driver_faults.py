@@ -17,7 +17,7 @@ from batchgen.errors import BatchgenError, EngineError, ModelError, VerifyError
 from batchgen.executor import driver
 from batchgen.executor.compare import from_bits
 from batchgen.executor.driver import OUTSTANDING
-from batchgen.executor.fleet import Heard
+from batchgen.executor.fleet import Heard, Lost
 from batchgen.executor.twins import Twins
 from batchgen.executor.work import News
 from batchgen.io.manifest import read_manifest
@@ -122,6 +122,21 @@ def test_a_replica_that_hands_in_what_it_was_not_given(folder: Path, tmp_path: P
     with pytest.raises(BatchgenError, match="handed in another shard than") as caught:
         case(folder, tmp_path / "run", 1, on_said=on_said).run()
     assert caught.value.exit_code == BatchgenError.exit_code
+
+
+def test_who_is_lost_while_a_job_starts_is_replaced(folder: Path, root: str, tmp_path: Path) -> None:
+    def on_said(fleet: ThreadFleet, name: str, said: Heard) -> Heard:
+        if name in gone:
+            fleet._alive.pop(name, None)
+            return Lost(EngineError("its machine is gone"))
+        return said
+
+    gone = {"r0", "r1"}
+    made = case(folder, tmp_path / "run", 1, on_said=on_said)
+    check(made, made.run(), root)
+    gone = {f"r{i}" for i in range(99)}
+    with pytest.raises(EngineError, match="its machine is gone"):
+        case(folder, tmp_path / "other", 2, on_said=on_said).run()
 
 
 def slow_first(number: int) -> FakeEngine:

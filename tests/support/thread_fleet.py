@@ -83,7 +83,7 @@ class ThreadFleet:
     def _run(self, name: str, replica: Replica) -> None:
         started = replica.start()
         if isinstance(started, Failure):
-            self._said.put((name, Lost(started.error)))
+            self._said.put((name, Lost(started.error, is_told=True)))
             return
         self._said.put((name, started))
         while self._alive.get(name) is replica:
