@@ -175,6 +175,9 @@ def _check_pairs(params: SamplingParams) -> list[Problem]:
             for name in ("min_tokens", "stop", "stop_token_ids", "ignore_eos")
             if getattr(params, name)
         ]
+        if params.reasoning is not None:  # where the prompt opens a thought, the whole answer would be one
+            message = "does not go with structured_outputs, which leave no room for a thought before the answer"
+            problems.append(Problem("reasoning", message))
     return problems
 
 

@@ -110,6 +110,7 @@ WRONG_VALUES = [
     ("sampling: {structured_outputs: {regex: a}, stop: [b]}", "sampling.stop", "does not go with structured_outputs"),
     ("sampling: {structured_outputs: {regex: a}, ignore_eos: true}", "sampling.ignore_eos", "does not go with"),
     ("sampling: {structured_outputs: {regex: a}, min_tokens: 2}", "sampling.min_tokens", "does not go with"),
+    ("sampling: {structured_outputs: {regex: a}, reasoning: [a, b]}", "sampling.reasoning", "does not go with"),
     ("seed: -1", "seed", "greater than or equal to 0"),
     ("seed: 18446744073709551616", "seed", "less than or equal to 18446744073709551615"),
     ("seed: 7.0", "seed", "integer"),
