@@ -157,14 +157,15 @@ def plan(job: Place, as_json: bool) -> None:
     Builds every prompt: counts tokens, finds empty, overlong and repeated prompts and text that looks like a control
     token, and estimates the output. Loads no weights. Exits with 3 if some row cannot be answered.
     """
-    from batchgen.loader import load_job, naming, prompt_builder
+    from batchgen.loader import bytes_of_experts, load_job, naming, prompt_builder
     from batchgen.preflight import preflight
     from batchgen.terminal.job import print_preflight
 
     with display(terminal.ERR) as shown:
         loaded, model = load_job(job, shown.fetched)
         with naming(job):
-            found = preflight(loaded.spec, loaded.inputs, prompt_builder(loaded.spec, model))
+            prompts = prompt_builder(loaded.spec, model)
+            found = preflight(loaded.spec, loaded.inputs, prompts, bytes_of_experts(model))
     if as_json:
         emit(found.to_dict())
     else:

@@ -152,6 +152,12 @@ def check_experts(params: SamplingParams, model: LoadedModel) -> None:
         raise SpecError("the model has no experts", where="sampling.routed_experts", hint="leave it out")
 
 
+def bytes_of_experts(model: LoadedModel) -> int:
+    """What a token takes in the column routed_experts."""
+    moe = model.config.moe
+    return model.config.num_layers * moe.routing.top_k * (1 if moe.num_experts <= 256 else 2) if moe else 0
+
+
 def limits_json(model: LoadedModel) -> str:
     """What ends a row and what is too long for the model: the job file may leave both to the model's files."""
     return json.dumps({"max_model_len": model.max_model_len, "eos_token_ids": sorted(model.eos_token_ids)})

@@ -70,8 +70,11 @@ class Preflight:
         return dataclasses.asdict(self) | {"num_error_rows": self.num_error_rows}
 
 
-def preflight(spec: JobSpec, inputs: Inputs, prompts: Prompts) -> Preflight:
-    """Build each prompt of `inputs` with `prompts`, row by row; holds 8 bytes a row. Raises InputError."""
+def preflight(spec: JobSpec, inputs: Inputs, prompts: Prompts, moe_bytes: int = 0) -> Preflight:
+    """Build each prompt of `inputs` with `prompts`, row by row; holds 8 bytes a row. Raises InputError.
+
+    `moe_bytes`: what the experts of one token take in `routed_experts`.
+    """
     lengths: Counter[int] = Counter()
     faults: dict[str, RowFault] = {}
     hashes = array("Q")
@@ -100,7 +103,7 @@ def preflight(spec: JobSpec, inputs: Inputs, prompts: Prompts) -> Preflight:
         first_control_token=first_control_token,
         duplicate_prompts=_repeated(np.frombuffer(hashes, np.uint64)),
         max_output_tokens=answered * spec.sampling.n * spec.sampling.max_tokens,
-        max_output_bytes=_output_bytes(spec, inputs.num_rows, answered, counts.total),
+        max_output_bytes=_output_bytes(spec, inputs.num_rows, answered, counts.total, moe_bytes),
     )
 
 
@@ -135,13 +138,14 @@ def _summarise(lengths: Counter[int]) -> TokenCounts:
     return TokenCounts(total, ascending[0], median, ascending[-1], tuple(sorted(buckets.items())))
 
 
-def _output_bytes(spec: JobSpec, num_rows: int, answered: int, prompt_tokens: int) -> int:
-    per_token = _BYTES_A_TOKEN
+def _output_bytes(spec: JobSpec, num_rows: int, answered: int, prompt_tokens: int, moe_bytes: int) -> int:
+    experts = moe_bytes if spec.sampling.routed_experts else 0
+    per_token = _BYTES_A_TOKEN + experts
     if spec.sampling.logprobs is not None:
         per_token += 4 + _BYTES_A_LOGPROB * spec.sampling.logprobs
     if spec.sampling.kept_tokens is not None:
         per_token += 4 * (1 + min(spec.sampling.kept_tokens, max(spec.sampling.top_k, 0) or spec.sampling.kept_tokens))
-    per_prompt_token = 4
+    per_prompt_token = 4 + experts
     if spec.sampling.prompt_logprobs is not None:
         per_prompt_token += 4 + _BYTES_A_LOGPROB * spec.sampling.prompt_logprobs
     a_sample_each = num_rows * _BYTES_A_SAMPLE + prompt_tokens * per_prompt_token

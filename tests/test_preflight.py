@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.jobs import job_spec, text_of_bytes, write_parquet
+from support.model_cases import load_tiny
 from support.tiny_tokenizers import save_chatml
 
 from batchgen.io.inputs import scan_inputs
+from batchgen.loader import bytes_of_experts, prompt_builder
 from batchgen.preflight import Preflight, RowFault, TokenCounts, preflight
 from batchgen.spec import JobSpec
 from batchgen.text.prompt import PromptBuilder
@@ -106,6 +108,21 @@ def test_logprobs_cost_disk(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with_top = check(tmp_path, tokenizer, job_spec(sampling={"logprobs": 5}))
     assert with_top.max_output_bytes - plain.max_output_bytes == 16 * (4 + 5 * 8)
     assert replace(with_top, max_output_bytes=0) == replace(plain, max_output_bytes=0)
+
+
+def test_experts_cost_disk(tmp_path: Path) -> None:
+    """Of every token of prompt and answer, in all layers."""
+    write_parquet(tmp_path / "in.parquet", id=[1], prompt=["hello"])
+    sizes = []
+    for family, wanted in (("dots1", False), ("dots1", True), ("llama", False)):
+        model = load_tiny(tmp_path, family)
+        sampling = {"max_tokens": 16, "routed_experts": wanted}
+        spec = job_spec(sampling=sampling)
+        prompts = prompt_builder(spec, model)
+        found = preflight(spec, scan_inputs(spec, tmp_path), prompts, bytes_of_experts(model))
+        sizes.append(found.max_output_bytes)
+    assert sizes[1] - sizes[0] == (found.prompt_tokens.total + 16) * 2 * 4
+    assert sizes[2] == sizes[0]
 
 
 def test_to_dict_is_json(tmp_path: Path, tokenizer: Tokenizer) -> None:
