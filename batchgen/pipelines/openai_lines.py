@@ -42,6 +42,7 @@ def completion_line(rows: Sequence[Mapping[str, Any]], model: str, fingerprint: 
             "logprobs": _text_logprobs(row, decode),
             "finish_reason": row["finish_reason"],
         }
+        | _reasoning(row)
         for row in rows
     ]
     return _answer(rows, "text_completion", "cmpl", {"model": model, "choices": choices}, fingerprint)

@@ -18,7 +18,7 @@ from batchgen.io.manifest import read_manifest, write_manifest
 from batchgen.job import run_job
 from batchgen.pipelines.openai_export import Exported, export_batch
 from batchgen.pipelines.openai_import import Asked, import_batch
-from batchgen.pipelines.openai_lines import chat_line
+from batchgen.pipelines.openai_lines import chat_line, completion_line
 
 
 def made(folder: Path, *lines: Any) -> Path:
@@ -120,3 +120,6 @@ def test_reasoning_is_beside_the_answer() -> None:
         message = ChatCompletion.model_validate(body, strict=True).choices[0].message
         assert message.content == "4"
         assert getattr(message, "reasoning_content", None) == reasoning
+        body = json.loads(completion_line([row | {"reasoning": reasoning}], "m", "0" * 16, None))["response"]["body"]
+        choice = Completion.model_validate(body, strict=True).choices[0]
+        assert (choice.text, getattr(choice, "reasoning_content", None)) == ("4", reasoning)
