@@ -112,6 +112,8 @@ def _read(path: Path) -> dict[tuple[str, str], _Sample]:
     except (ValueError, KeyError, TypeError) as error:
         message = f"is no sample of the lm-evaluation-harness ({type(error).__name__}: {error})"
         raise RunError(message, where=f"{path}:{number}", hint=_HINT) from error
+    if not found:
+        raise RunError("holds no sample", where=str(path))
     return found
 
 

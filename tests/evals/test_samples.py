@@ -93,6 +93,7 @@ def test_refused(tmp_path: Path) -> None:
     for other, code, text in [
         ([tmp_path / "empty"], 7, "holds no samples_*.jsonl, and the other does"),
         ([tmp_path / "none.jsonl"], 7, "cannot be read"),
+        ([write(tmp_path / "blank", [])], 7, "holds no sample"),
         ([twice], 7, ":2: holds item 0 twice"),
         ([tmp_path / "a"], 7, "holds choice_a twice"),
         ([good, "--out", "x.parquet"], 2, "--out is for two runs"),
