@@ -19,7 +19,8 @@ from batchgen.spec_evals import EvalSpec
 from batchgen.verify.integrity import verify_run
 
 _AT_ONCE = 4096  # rows of a file that are read together
-_LEFT_OUT = {"prompt_token_ids", "token_ids", "logprobs", "top_logprobs_ids", "top_logprobs_values"}
+_LEFT_OUT = {"prompt_token_ids", "token_ids", "logprobs", "top_logprobs_ids", "top_logprobs_values", "kept_tokens"}
+_LEFT_OUT |= {"routed_experts"}  # hundreds of bytes a token
 
 
 @dataclass(frozen=True, slots=True)
