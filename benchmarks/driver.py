@@ -44,7 +44,7 @@ def answer(driver: Connection, params: SamplingParams, seed: int) -> None:
                 completion = engine.completion(row.row_key, index)
                 rows.append(Row(sample_seed(seed, row.row_key, index), ids, completion))
         table = rows_to_table(rows, work.passthrough, params_digest, work.schema)
-        driver.send(Made(work.shard, table, 0, (), told=Told.of(Tally.of(table), ())))
+        driver.send(Made(work.shard, table, 0, (), told=Told.of(Tally.of(table))))
 
 
 class OneProcess:

@@ -220,6 +220,21 @@ def test_verify_refuses_what_is_no_root(finished: Path, root: str) -> None:
     assert "64 hex digits" in result.stderr
 
 
+def test_reuse_is_said_before_and_counted_after(write_job: WriteJob) -> None:
+    job = write_job()
+    batchgen("run", job, "--out", "a")
+    job.write_text(job.read_text().replace("n: 2", "n: 3"))
+    refused = batchgen("run", job, "--out", "a")
+    assert refused.exit_code == 7
+    assert "is a run of another job: sampling.n is 2, not 3" in refused.stderr
+    assert "--reuse" in refused.stderr
+    result = batchgen("run", job, "--out", "b", "--reuse", "a", "--json")
+    assert "a: up to 6 of 9 samples are reused" in result.stderr
+    report = json.loads(result.stdout)
+    assert (report["reused"], report["sources"][0]["path"], report["sources"][0]["samples"]) == (6, "../a", 6)
+    assert report["root"] == json.loads(batchgen("run", job, "--out", "c", "--json").stdout)["root"]
+
+
 def test_verify_wants_a_run(tmp_path: Path) -> None:
     result = batchgen("verify", tmp_path)
     assert result.exit_code == 7

@@ -70,6 +70,7 @@ class Progress:
     done: int  # committed earlier, or finished
     resumed: int  # of `done`: committed before this process began
     reused: int = 0  # of `done`: of earlier runs, whole. Their tokens are not counted
+    scored: int = 0  # of `done`: of earlier runs, with logprobs that were computed here
     errors: int = 0  # of this process
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -81,9 +82,11 @@ class Progress:
 
     def count(self, row: Row) -> None:
         self.done += 1
-        if isinstance(row, ReusedRow) and not row.is_scored:
-            self.reused += 1
-            return
+        if isinstance(row, ReusedRow):
+            self.scored += row.is_scored
+            self.reused += not row.is_scored
+            if not row.is_scored:
+                return
         self.errors += row.completion.finish_reason == "error"
         self.prompt_tokens += len(row.prompt_token_ids or ())
         self.output_tokens += len(row.completion.token_ids)
@@ -116,7 +119,8 @@ def run_shards(
     while left:
         for completion in engine.generate(_while_room(rows, held, commit_complete)):
             held.answer(completion)
-            commit_complete()
+            if held.has_complete:
+                commit_complete()
         held.check_answered()
         commit_complete()
 
@@ -126,7 +130,8 @@ def _while_room(
 ) -> Iterator[Request]:
     """What the engine takes next, asked whenever it can take more. A shard may need nothing of the engine."""
     while held.has_room:
-        commit_complete()
+        if held.has_complete:
+            commit_complete()
         yield from held.probes.due()
         requests = next(rows, None)
         if requests is None:
@@ -168,9 +173,24 @@ def ask_row(
             held.place(shard, position + index, Row(seeds[index], None, failed))
         return []
     asked = [Request(key, index, seeds[index], ids, job.params, job.bad_words_token_ids) for index in samples]
-    found = [one if (one := known.get(request.sample_index)) and one.answers(request) else None for request in asked]
-    rest = [held.ask(shard, position + each.sample_index, each, one) for each, one in zip(asked, found, strict=True)]
-    return [request for request in rest if request is not None]
+    if not known:
+        return [held.ask(shard, position + request.sample_index, request) for request in asked]
+    return list(_with_known(asked, known, held, place))
+
+
+def _with_known(
+    asked: Iterable[Request], known: Mapping[int, Known], held: OpenShards, place: tuple[int, int]
+) -> Iterator[Request]:
+    """What is still to be asked of the engine."""
+    shard, position = place
+    for request in asked:
+        at, one = position + request.sample_index, known.get(request.sample_index)
+        if one is None or not one.answers(request):
+            yield held.ask(shard, at, request)
+        elif one.lacks_logprobs:
+            yield held.ask(shard, at, request, one)
+        elif probe := held.reuse(shard, at, request, one):
+            yield probe
 
 
 def _stretches(shards: Sequence[Shard]) -> Iterator[list[Shard]]:

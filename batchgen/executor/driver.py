@@ -232,7 +232,7 @@ class Driver:
             if not member.is_twin and not all(index in self._twins.done for index in member.shards):
                 told = told + member.open
         progress.done = min(progress.resumed + told.samples + told.reused, progress.samples)
-        progress.reused, progress.errors = told.reused, told.errors
+        progress.reused, progress.scored, progress.errors = told.reused, told.scored, told.errors
         progress.prompt_tokens, progress.output_tokens = told.prompt_tokens, told.output_tokens
         progress.replicas = {name: member.tokens_per_second for name, member in self._members.items()}
         progress.starting, progress.lost, progress.twins = len(self._starting), self._gone, self._twins.equal

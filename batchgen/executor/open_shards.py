@@ -65,6 +65,10 @@ class OpenShards:
         self.probes = probes
 
     @property
+    def has_complete(self) -> bool:
+        return bool(self._complete)
+
+    @property
     def has_room(self) -> bool:
         """At most `window` samples and one shard are held."""
         return len(self._shards) < 2 or self._num_samples < self._window
@@ -74,19 +78,19 @@ class OpenShards:
         self._shards[shard.index] = OpenShard(shard, [None] * size, passthrough, missing=size)
         self._num_samples += size
 
-    def ask(self, shard: int, position: int, request: Request, known: Known | None = None) -> Request | None:
-        """Note that `request` is on its way: sample `position` of the shard with this index.
-
-        What the engine is to be asked for it. Of a sample that is `known` that is the rest of it, or it made again, as
-        a probe, or nothing.
-        """
+    def ask(self, shard: int, position: int, request: Request, known: Known | None = None) -> Request:
+        """Note that `request`, or the scoring of what is `known`, is on its way: sample `position` of this shard."""
         is_probe = self.probes.chooses(request)
         self._shards[shard].unproven += is_probe
-        if known is not None and not known.lacks_logprobs:
-            self.place(shard, position, known.row(known.completion))
-            return self.probes.again(request, known.completion, shard) if is_probe else None
         self._asked[request.row_key, request.sample_index] = _Asked(request, shard, position, is_probe, known)
         return request if known is None else known.scoring(request)
+
+    def reuse(self, shard: int, position: int, request: Request, known: Known) -> Request | None:
+        """Put a sample in its place that is known whole; if it is chosen as a probe, what asks for it once more."""
+        is_probe = self.probes.chooses(request)
+        self._shards[shard].unproven += is_probe
+        self.place(shard, position, known.row(known.completion))
+        return self.probes.again(request, known.completion, shard) if is_probe else None
 
     def take(self, request: Request) -> Request:
         """Note that the engine takes `request` now."""

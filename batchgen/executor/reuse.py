@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,6 +36,7 @@ _TAKEN = {"row_key", "sample_index", "seed", "status", "prompt_token_ids", "text
 }
 _MADE = {"num_prompt_tokens", "num_output_tokens", "params_hash", "row_hash"}
 _BLOCK_ROWS = 256  # of the input, whose samples are looked up together
+_NOTHING: Mapping[int, "Known"] = {}
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class Reuse:
     def beside(self, rows: Iterable[InputRow]) -> Iterator[tuple[InputRow, Mapping[int, Known]]]:
         """Each row, with what is known of its samples by their index. Raises RunError when a store fails."""
         if not self._sources:
-            yield from ((row, {}) for row in rows)
+            yield from zip(rows, repeat(_NOTHING))
             return
         waiting = iter(rows)
         while block := list(islice(waiting, _BLOCK_ROWS)):
@@ -220,7 +221,7 @@ def _short(value: Any) -> str:
 def _outlook(there: Manifest, here: Manifest, lacks_logprobs: bool) -> str:
     """What is known before any row is looked at."""
     done, n = sum(shard.stop - shard.start for shard in there.shards), there.plan.n
-    most = min(done, here.plan.rows) * min(n, here.plan.n)
+    most = min(min(done, here.plan.rows) * min(n, here.plan.n), there.counts.rows - there.counts.error)
     text = f"up to {most:,} of {here.plan.num_samples:,} samples are reused: those of the same row key and prompt"
     if here.plan.n > n:
         text += f"; to make: sample {n} to {here.plan.n - 1} of each row"

@@ -31,6 +31,7 @@ class JobReport:
     probes: int = 0  # samples that were made twice, and were equal bit for bit
     failed_probes: int = 0  # that were not, and stopped an earlier process; the evidence is in the folder
     reused: int = 0  # samples that this process took, whole, from earlier runs
+    scored: int = 0  # and such whose logprobs it made
     sources: tuple[Mapping[str, Any], ...] = ()  # path, root, and the samples taken by all processes, of each run
 
     @property
@@ -139,5 +140,6 @@ def report(folder: RunFolder, progress: Progress) -> JobReport:
         there.probes,
         folder.num_evidence,
         progress.reused,
+        progress.scored,
         tuple({**asdict(run), "samples": samples} for run, samples in there.reused),
     )

@@ -1,6 +1,6 @@
 """Shards on their way to replicas and back: as rows to ask, and as tables of samples."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Self
@@ -34,7 +34,8 @@ class Work:
 class Told:
     """How far a replica is: samples that have ended since it started, in open shards too.
 
-    Samples and tokens are those that it made; `reused` are samples of earlier runs that were whole.
+    Samples and tokens are those that it made. `reused` are samples of earlier runs that were whole, and no others;
+    `scored` are samples of those runs whose logprobs it made.
     """
 
     samples: int = 0
@@ -42,9 +43,10 @@ class Told:
     prompt_tokens: int = 0
     output_tokens: int = 0
     reused: int = 0
+    scored: int = 0
 
     @classmethod
-    def of(cls, tally: Tally, reused: Iterable[ReusedRow]) -> Self:
+    def of(cls, tally: Tally, reused: Sequence[ReusedRow] = ()) -> Self:
         """Of all samples of a shard; some are `reused`."""
         whole = [row for row in reused if not row.is_scored]
         return cls(
@@ -53,6 +55,7 @@ class Told:
             tally.prompt_tokens - sum(len(row.prompt_token_ids or ()) for row in whole),
             tally.output_tokens - sum(len(row.completion.token_ids) for row in whole),
             len(whole),
+            len(reused) - len(whole),
         )
 
     def __add__(self, other: "Told") -> "Told":

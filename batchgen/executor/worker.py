@@ -120,6 +120,7 @@ class Worker:
                 told.prompt_tokens + len(row.prompt_token_ids or ()),
                 told.output_tokens + len(completion.token_ids),
                 told.reused,
+                told.scored + isinstance(row, ReusedRow),
             )
         self._news.tell(self._told)
 

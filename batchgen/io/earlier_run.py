@@ -33,7 +33,8 @@ class EarlierRun:
     _columns: Sequence[str]  # that are read
     _hashes: NDArray[np.uint64]  # of its row keys, ascending
     _rows: NDArray[np.int64]  # the input rows that have them
-    _held: OrderedDict[int, pa.Table | None] = field(default_factory=OrderedDict)
+    _held: OrderedDict[int, pa.Table | None] = field(default_factory=OrderedDict)  # shards, the latest last
+    _held_bytes: int = 0
 
     @classmethod
     def open(cls, path: Place, manifest: Manifest, columns: Collection[str]) -> Self:
@@ -98,13 +99,14 @@ class EarlierRun:
             _log.warning("%s: %s; %s is no longer reused", self.path, wrong[0], part_name(index))
         table = None if wrong else _table(self.path, shard, self._columns)
         self._held[index] = table
+        self._held_bytes += _size(table)
         while len(self._held) > 1 and self._held_bytes > _HELD_BYTES:
-            self._held.popitem(last=False)
+            self._held_bytes -= _size(self._held.popitem(last=False)[1])
         return table
 
-    @property
-    def _held_bytes(self) -> int:
-        return sum(table.nbytes for table in self._held.values() if table is not None)
+
+def _size(table: pa.Table | None) -> int:
+    return 0 if table is None else int(table.nbytes)
 
 
 def _table(run: Place, shard: ShardRecord, columns: Sequence[str]) -> pa.Table:

@@ -16,11 +16,13 @@ from batchgen.terminal import OUT, count, facts, number, plain, size
 
 def print_report(out: Place, report: JobReport, groups: str | None = None) -> None:
     """What a finished run holds; the last line is its root. `groups`: how different the answers to a prompt are."""
-    counts, made = report.counts, report.counts.rows - report.resumed - report.reused
+    counts, made = report.counts, report.counts.rows - report.resumed - report.reused - report.scored
     if report.resumed == counts.rows:
         OUT.print(plain(f"{out} was finished already; every hash holds"), soft_wrap=True)
     ends = f"{number(counts.stop)} stop, {number(counts.length)} length, {number(counts.error)} error"
     here = f"{count(made, 'sample')} in {clock(report.seconds)}"
+    if report.scored:
+        here += f", {number(report.scored)} scored"
     if made and report.resumed:
         here += f", {number(report.resumed)} were there already"
     OUT.print(
@@ -32,7 +34,7 @@ def print_report(out: Place, report: JobReport, groups: str | None = None) -> No
                 ("groups", groups),
                 ("reused", reused(out, report)),
                 ("probes", probes(report)),
-                ("made", here if made else None),
+                ("made", here if made or report.scored else None),
             ]
         )
     )

@@ -98,7 +98,7 @@ def test_what_is_taken_is_what_would_be_made(
     folder: Path, tmp_path: Path, old: str, new: str, taken: int, scored: int
 ) -> None:
     report = extended(folder, tmp_path / "run", old, new)
-    assert (report.reused, report.sources[0]["samples"]) == (taken, taken + scored)
+    assert (report.reused, report.scored, report.sources[0]["samples"]) == (taken, scored, taken + scored)
 
 
 def test_what_cannot_be_scored_is_made(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -135,7 +135,7 @@ def test_what_is_said_before_it_starts(there: Path, tmp_path: Path, caplog: pyte
     caplog.set_level(logging.INFO)
     run(make_job(there / "in", sampling={"n": 4}), tmp_path / "new", there / "old")
     text = (
-        "up to 100 of 200 samples are reused: those of the same row key and prompt; to make: sample 2 to 3 of each row"
+        "up to 96 of 200 samples are reused: those of the same row key and prompt; to make: sample 2 to 3 of each row"
     )
     assert f"{there / 'old'}: {text}" in caplog.messages
 

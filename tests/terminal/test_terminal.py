@@ -64,6 +64,16 @@ def test_what_a_run_made(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_what_was_taken_of_earlier_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    sources = ({"path": "../b", "root": "r", "samples": 400}, {"path": "s3://bucket/c", "root": None, "samples": 56})
+    job.print_report(Path("runs/a"), replace(REPORT, reused=400, scored=56, sources=sources))
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "reused  400 of 656 samples from runs/b, 56 of 656 samples from s3://bucket/c" in lines
+    assert "made    200 samples in 3:31, 56 scored" in lines
+    job.print_report(Path("runs/a"), replace(REPORT, reused=656, sources=sources[:1]))
+    assert "finished already" not in capsys.readouterr().out
+
+
 def test_how_different_the_answers_are(capsys: pytest.CaptureFixture[str]) -> None:
     job.print_report(Path("runs/a"), REPORT, "7.9 of 8 answers to a prompt differ")
     assert "groups  7.9 of 8 answers to a prompt differ" in capsys.readouterr().out
