@@ -90,14 +90,15 @@ def test_refused(tmp_path: Path) -> None:
         assert said.exit_code == 7
         assert "bad.jsonl:2: is no sample of the lm-evaluation-harness" in said.stderr
     write(tmp_path / "a", BASE, time="2027-01-02T03-04-05.678901")
-    for other, code, text in [
+    cases: list[tuple[list[Any], int, str]] = [
         ([tmp_path / "empty"], 7, "holds no samples_*.jsonl, and the other does"),
         ([tmp_path / "none.jsonl"], 7, "cannot be read"),
         ([write(tmp_path / "blank", [])], 7, "holds no sample"),
         ([twice], 7, ":2: holds item 0 twice"),
         ([tmp_path / "a"], 7, "holds choice_a twice"),
         ([good, "--out", "x.parquet"], 2, "--out is for two runs"),
-    ]:
+    ]
+    for other, code, text in cases:
         said = diff(good, *other)
         assert (said.exit_code, text in said.stderr.replace("\n", " ")) == (code, True), said.stderr
 

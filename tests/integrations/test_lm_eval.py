@@ -27,7 +27,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     root = tmp_path_factory.mktemp("lm_eval")
     folder = str(write_tiny(root / "model"))
     ours = {"model": folder, "threads": 1}
-    runs = [
+    runs: list[list[Any]] = [
         ["one", "batchgen", {**ours, "max_num_batched_tokens": 16}, 1],
         ["many", "batchgen", {**ours, "prefix_cache": False}, 64],
         ["theirs", "hf", {"pretrained": folder, "dtype": "float32"}, 8],

@@ -265,11 +265,12 @@ def test_tools_that_a_template_ignores(tmp_path: Path) -> None:
 def test_variables_that_no_template_reads(tmp_path: Path) -> None:
     folder = tools(tmp_path)
     assert builder(folder, chat_template_kwargs={"enable_thinking": False}).build(Row(messages=talk("a")))
-    for kwargs, options, says in [
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"enable_thinkin": False}, {}, "does not read it.*did you mean 'enable_thinking'"),
         ({"raise_exception": 1}, {}, "does not read it"),
         ({"enable_thinking": False}, {"chat_template": "{{ messages }}"}, "it has no variables of its own"),
-    ]:
+    ]
+    for kwargs, options, says in cases:
         with pytest.raises(SpecError, match=f"(?s){says}") as failed:
             builder(folder, chat_template_kwargs=kwargs, **options)
         assert failed.value.where == f"model.chat_template_kwargs.{next(iter(kwargs))}"
