@@ -22,6 +22,7 @@ from batchgen.records import Completion, Request
 from batchgen.spec import JobSpec
 
 RANK = "batchgen.executor.rank:main"
+STARTING = 3600.0  # seconds in which a rank must be ready, unless the watchdog has more patience
 
 
 def start_replica(spec: JobSpec, model: LoadedModel, run_config: RunConfig, weights: Weights | None = None) -> Engine:
@@ -90,9 +91,13 @@ class DepEngine:
             for rank in range(size):
                 ranks.send(rank, Setup(spec, model, run_config, rank, address))
             ready: dict[int, Ready] = {}
+            patience = max(STARTING, run_config.watchdog_seconds)
             while len(ready) < size:
-                rank, ready[rank] = ranks.receive()
+                rank, ready[rank] = ranks.receive(patience)
             return cls(ranks, [ready[rank] for rank in range(size)], model.config.vocab_size, run_config)
+        except TimeoutError:
+            ranks.close(at_once=True)
+            raise EngineError(f"no rank was ready within {patience:g} s", hint="is the model on a slow disk?") from None
         except BaseException:
             ranks.close(at_once=True)
             raise

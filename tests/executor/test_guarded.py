@@ -283,6 +283,13 @@ def test_a_process_that_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert "hang 0" in caplog.text
 
 
+def test_a_start_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchgen.executor.replica.STARTING", 0.2)
+    config = RunConfig(Path("unused"), device="cpu", watchdog_seconds=0.1)
+    with pytest.raises(EngineError, match=r"no rank was ready within 0\.2 s"):
+        DepEngine.start(job_spec(), MODEL, config, "support.fake_rank:main")
+
+
 def test_a_watchdog_of_a_bare_replica() -> None:
     config = RunConfig(Path("unused"), device="cpu", max_num_seqs=2, watchdog_seconds=1.5)
     engine = DepEngine.start(job_spec(), MODEL, config, "support.fake_rank:main")
