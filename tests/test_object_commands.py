@@ -57,6 +57,8 @@ def test_all_of_it_in_a_bucket(jobs: ObjectPath, bucket: ObjectPath, s3: str, tm
     replayed = json.loads(batchgen("replay", out, "--all", "--from-input", "--json").stdout)
     assert (replayed["ok"], replayed["exact"]) == (True, 6)
     assert json.loads(batchgen("explain", out, "b", "--json").stdout)["differs"] is False
+    again = json.loads(batchgen("run", "job.yaml", "--out", "again", "--reuse", out, "--json").stdout)
+    assert (again["root"], again["reused"], again["sources"][0]["path"]) == (made["root"], 6, str(out))
 
     page = batchgen("report", out, "--against", "run").stdout.strip()
     assert page == f"{out}/report.html"

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from batchgen.errors import RowError
 from batchgen.executor.open_shards import OpenShard, OpenShards
-from batchgen.executor.reuse import Known, Reuse, ReusedRow
+from batchgen.executor.reuse import KnownSamples, Reuse, ReusedRow, fitting
 from batchgen.io.hashing import params_hash
 from batchgen.io.reader import InputRow, Inputs, passthrough_batches, read_rows
 from batchgen.io.schema import Row
@@ -153,12 +153,10 @@ def _requests_of_rows(job: Job, shards: Sequence[Shard], held: OpenShards, reuse
                 yield ask_row(job, row, known, held, (shard.index, offset * job.params.n))
 
 
-def ask_row(
-    job: Job, row: InputRow, known: Mapping[int, Known], held: OpenShards, place: tuple[int, int]
-) -> list[Request]:
+def ask_row(job: Job, row: InputRow, known: KnownSamples, held: OpenShards, place: tuple[int, int]) -> list[Request]:
     """The requests of an input row; none if its prompt fails. `place`: its shard, and where there it begins.
 
-    `known`: samples of an earlier run by their index, of which those are taken that answer what would be asked.
+    `known`: samples of earlier runs, of which those are taken that answer what would be asked.
     """
     shard, position = place
     key, samples = row.row_key, range(job.params.n)
@@ -179,13 +177,13 @@ def ask_row(
 
 
 def _with_known(
-    asked: Iterable[Request], known: Mapping[int, Known], held: OpenShards, place: tuple[int, int]
+    asked: Iterable[Request], known: KnownSamples, held: OpenShards, place: tuple[int, int]
 ) -> Iterator[Request]:
     """What is still to be asked of the engine."""
     shard, position = place
     for request in asked:
-        at, one = position + request.sample_index, known.get(request.sample_index)
-        if one is None or not one.answers(request):
+        at, one = position + request.sample_index, fitting(known.get(request.sample_index, ()), request)
+        if one is None:
             yield held.ask(shard, at, request)
         elif one.lacks_logprobs:
             yield held.ask(shard, at, request, one)

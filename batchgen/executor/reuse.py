@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import pyarrow as pa
 
@@ -26,17 +26,20 @@ _ROW_BY_ROW = {"job_fingerprint", "inputs_digest", "params_hash"}  # of a finger
 _OF_NO_TOKEN = {"n", "logprobs", "prompt_logprobs"}  # of SamplingParams
 _PLACES = ("", "prompt_")  # of the tokens that have logprobs
 _LOGPROBS = {f"{place}{name}" for place in _PLACES for name in ("logprobs", "top_logprobs_ids", "top_logprobs_values")}
-# Columns. Of one that is in neither set, it must first be seen how it becomes a field of a Completion.
-_TAKEN = {"row_key", "sample_index", "seed", "status", "prompt_token_ids", "text", "token_ids", "finish_reason"} | {
+# Columns: each a field of a Completion as it stands, or made again. Of one that is in neither set nothing is known.
+_TAKEN = {"row_key", "sample_index", "seed", "status", "error_code", "error_message", "prompt_token_ids", "text"} | {
+    "token_ids",
+    "finish_reason",
     "stop_reason",
-    "error_code",
-    "error_message",
     "kept_tokens",
+    "reasoning",
+    "routed_experts",
+    "routed_experts_shape",
+    "routed_experts_dtype",
     *_LOGPROBS,
 }
 _MADE = {"num_prompt_tokens", "num_output_tokens", "params_hash", "row_hash"}
 _BLOCK_ROWS = 256  # of the input, whose samples are looked up together
-_NOTHING: Mapping[int, "Known"] = {}
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +84,16 @@ class Known:
         return ReusedRow(self.seed, self.prompt_token_ids, completion, self.run, self.lacks_logprobs)
 
 
+KnownSamples: TypeAlias = Mapping[int, Sequence[Known]]  # of a row, by their index; of each run that has it, in order
+_NOTHING: KnownSamples = {}
+
+
+def fitting(candidates: Sequence[Known], request: Request) -> Known | None:
+    """The first that answers `request` and is whole, else the first that answers it."""
+    answers = [one for one in candidates if one.answers(request)]
+    return min(answers, key=lambda one: one.lacks_logprobs, default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """A run of which samples may be taken."""
@@ -100,7 +113,7 @@ def check_runs(paths: Iterable[Place], out: Place) -> None:
 
 
 class Reuse:
-    """The runs of which samples are taken: each sample from the first that has it."""
+    """The runs of which samples are taken."""
 
     def __init__(self, params: SamplingParams | None = None, sources: Sequence[_Source] = ()) -> None:
         """Made by `open`; else nothing is known of any sample."""
@@ -125,20 +138,20 @@ class Reuse:
             sources.append(_Source(EarlierRun.open(path, there, _TAKEN), number, lacks))
         return cls(spec.sampling, sources)
 
-    def beside(self, rows: Iterable[InputRow]) -> Iterator[tuple[InputRow, Mapping[int, Known]]]:
+    def beside(self, rows: Iterable[InputRow]) -> Iterator[tuple[InputRow, KnownSamples]]:
         """Each row, with what is known of its samples by their index. Raises RunError when a store fails."""
         if not self._sources:
             yield from zip(rows, repeat(_NOTHING))
             return
         waiting = iter(rows)
         while block := list(islice(waiting, _BLOCK_ROWS)):
-            known: dict[str, dict[int, Known]] = {row.row_key: {} for row in block}
+            known: dict[str, dict[int, list[Known]]] = {row.row_key: {} for row in block}
             for source in self._sources:
                 for key, samples in source.run.samples(list(known)).items():
                     for sample in samples:
                         index = sample["sample_index"]
-                        if index < self._params.n and index not in known[key] and (one := self._known(source, sample)):
-                            known[key][index] = one
+                        if index < self._params.n and (one := self._known(source, sample)):
+                            known[key].setdefault(index, []).append(one)
             yield from ((row, known[row.row_key]) for row in block)
 
     def _known(self, source: _Source, sample: Mapping[str, Any]) -> Known | None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from batchgen.errors import BatchgenError, EngineError
 from batchgen.executor.open_shards import OpenShard, Timed
 from batchgen.executor.probes import ProbeFailed, SampleId
-from batchgen.executor.reuse import Known, Reuse, ReusedRow
+from batchgen.executor.reuse import KnownSamples, Reuse, ReusedRow
 from batchgen.io.hashing import params_hash
 from batchgen.io.manifest import Tally
 from batchgen.io.reader import InputRow, Inputs, passthrough_batches, read_rows
@@ -25,7 +25,7 @@ class Work:
 
     shard: Shard
     rows: tuple[InputRow, ...]
-    known: tuple[Mapping[int, Known], ...]  # of each row, samples of earlier runs by their index
+    known: tuple[KnownSamples, ...]  # of each row
     passthrough: pa.Table
     schema: pa.Schema  # of its output
 

@@ -36,6 +36,7 @@ PARTS: dict[str, dict[str, str]] = {  # of a job file -> what stands in their pl
     "prompt 0": {"logprobs: 3": "prompt_logprobs: 0"},
     "processed": {"seed: ": "logprobs_mode: processed\nseed: "},
     "kept": {"logprobs: 3": "logprobs: 3\n  kept_tokens: 200"},
+    "reasoning": {"logprobs: 3": "logprobs: 3\n  reasoning: [a, e]"},
     "grammar": {},
     "grammar 4": {"max_tokens: 9": "max_tokens: 9, logprobs: 4"},
     "grammar processed": {
@@ -91,6 +92,7 @@ def hashes(out: Path) -> list[Any]:
         ("features", "processed", 0, 12),
         ("none", "processed", 0, 12),
         ("kept", "kept", 12, 0),
+        ("reasoning", "reasoning", 12, 0),
         ("grammar", "grammar 4", 0, 6),
     ],
 )

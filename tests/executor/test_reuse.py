@@ -25,6 +25,7 @@ from batchgen.executor.run_book import JobReport
 from batchgen.executor.run_config import RunConfig
 from batchgen.io.earlier_run import EarlierRun
 from batchgen.io.manifest import ReuseRecord, read_manifest, write_manifest
+from batchgen.io.schema import EVERYTHING, output_schema
 from batchgen.verify.integrity import verify_run
 
 Change = Callable[[pa.Table], pa.Table]
@@ -108,6 +109,21 @@ def test_each_sample_is_from_the_first_run_that_has_it(there: Path, tmp_path: Pa
     assert [(run.root, samples) for run, samples in manifest.reused] == [(old, 96), (tail, 10 + 30)]
     assert (tmp_path / "new" / manifest.reuse[1].path).resolve() == (tmp_path / "tail").resolve()
     assert report.root == root
+
+
+def test_a_sample_is_from_the_run_that_has_its_prompt(there: Path, tmp_path: Path) -> None:
+    job = make_job(write(tmp_path / "in", reworded))
+    run(job, tmp_path / "reworded")
+    _, asked = run(job, tmp_path / "new", there / "old", tmp_path / "reworded")
+    check(job, tmp_path / "new", tmp_path / "reworded")
+    assert asked == 2
+    assert [samples for _, samples in read_manifest(tmp_path / "new").reused] == [74, 22]
+
+
+def test_it_is_known_of_every_column_where_it_comes_from() -> None:
+    """A new one is refused until it is: then it belongs in one of the sets, and in tests/determinism/test_reuse.py."""
+    columns = output_schema(pa.schema([]), params=EVERYTHING, metadata={}).names
+    assert set(columns) == reuse._TAKEN | reuse._MADE
 
 
 @pytest.mark.parametrize(
