@@ -16,7 +16,7 @@ from rich.text import Text
 from batchgen.terminal import OUT, count, facts, number, plain
 from batchgen.verify.causes import Cause, Difference
 from batchgen.verify.diff import Category, Diff, Side, Spread
-from batchgen.verify.sorting import NOT_IN_JOB, STILL_TO_MAKE
+from batchgen.verify.sorting import AT_A_DRAW, NOT_IN_JOB, STILL_TO_MAKE
 
 LABELS = {
     "identical": "identical",
@@ -128,7 +128,8 @@ def cause(category: Category, diff: Diff) -> list[str]:
         case "unfinished":
             late = [(name, run) for name, run in (("A", diff.a), ("B", diff.b)) if not run.finished]
             return [f"{name} is unfinished: {number(run.rows)} of {count(run.samples, 'row')}" for name, run in late]
-    bits = category.kind in ("diverged", "logprobs") or any("non_finite_logits" in name for name in category.evidence)
+    drawn = any(code in name for name in category.evidence for code in AT_A_DRAW)
+    bits = drawn or category.kind in ("diverged", "logprobs")
     if diff.differences or not bits:
         return ["unexplained: nothing that differs between the manifests can act on these rows"]
     key = next((row["row_key"] for row in diff.examples if row["kind"] == category.kind), "KEY")

@@ -121,7 +121,7 @@ _RULES: tuple[tuple[str, frozenset[Effect]], ...] = (
     (r"numerics|kernel_set|canary|weights_digest", _MODEL),
     (r"tokenizer_digest", _PROMPT | {"tokens", "answer"}),
     (r"limits\.eos_token_ids", frozenset({"tokens", "answer"})),
-    (r"name|version|model\.(path|sha256|tokenizer)", _NONE),  # names; digests tell what stands under them
+    (r"name|version|model\.(path|sha256|tokenizer|load_format)", _NONE),  # names; digests tell what stands under them
 )
 
 

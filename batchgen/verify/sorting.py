@@ -31,6 +31,7 @@ Kind = Literal[
     "not_made_in_b",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+AT_A_DRAW = {"non_finite_logits", "grammar", "kept_tokens"}  # error codes that hang on the logits
 
 SCHEMA = pa.schema(
     [
@@ -154,7 +155,7 @@ def _evidence(a: pa.Table, b: pa.Table, compared: Compared) -> Iterator[tuple[Se
 
 
 def _effect_of(code: str) -> Effect:
-    return "engine_error" if code == "non_finite_logits" else "prompt_error"
+    return "engine_error" if code in AT_A_DRAW else "prompt_error"
 
 
 def _columns(a: RunRows, b: RunRows, pairs: NDArray[np.int64], where: Mask) -> Iterator[tuple[Seen, Mask]]:

@@ -9,7 +9,7 @@ from support.fake_engine import FakeEngine
 
 from batchgen.records import Completion, Request
 
-Bend = Literal["token", "shorter", "logprob", "top", "error", "other_error", "text", "none"]
+Bend = Literal["token", "shorter", "logprob", "top", "error", "other_error", "wide", "text", "none"]
 
 
 @dataclass
@@ -26,10 +26,9 @@ class BentEngine(FakeEngine):
 
 def bend(done: Completion, how: Bend) -> Completion:
     """Another token in the middle, the last token gone, one bit of a logprob, an error, another text."""
-    if how in ("error", "other_error"):
-        return Completion(
-            done.row_key, done.sample_index, (), "", "error", error_code="non_finite_logits", error_message=how
-        )
+    if how in ("error", "other_error", "wide"):
+        code = "kept_tokens" if how == "wide" else "non_finite_logits"
+        return Completion(done.row_key, done.sample_index, (), "", "error", error_code=code, error_message=how)
     if done.finish_reason == "error" or how == "none":
         return done
     middle, size = len(done.token_ids) // 2, len(done.token_ids)

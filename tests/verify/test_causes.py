@@ -67,6 +67,7 @@ ALL: tuple[Effect, ...] = get_args(Effect)
         ("numerics", "native-amx/1", {"tokens", "logprobs", "engine_error"}),
         ("model.path", "elsewhere", set()),
         ("model.sha256", "0" * 64, set()),
+        ("model.load_format", "dummy", set()),
         ("name", "other", set()),
     ],
 )

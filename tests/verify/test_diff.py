@@ -221,8 +221,10 @@ def test_a_passthrough_column_of_another_type(make: Make, tmp_path: Path) -> Non
 
 def test_fingerprints_name_the_cause(make: Make) -> None:
     a = make("a")
-    b = make("b", {"row-2": "token", "row-3": "logprob"}, fingerprint={"weights_digest": "v" * 64, "canary": "c"})
+    other = {"weights_digest": "v" * 64, "canary": "c"}
+    b = make("b", {"row-2": "token", "row-3": "logprob", "row-4": "wide"}, fingerprint=other)
     assert cause(diff_runs(a, b), "diverged") == ("cause", ["weights_digest"])
+    assert cause(diff_runs(a, b), "error") == ("cause", ["weights_digest"])
     c = make("c", {"row-2": "token", "row-3": "logprob"}, fingerprint={"tokenizer_digest": "v" * 64, "kernel_set": "x"})
     diff = diff_runs(a, c)
     assert cause(diff, "diverged") == ("one_of", ["kernel_set", "tokenizer_digest"])
