@@ -1,4 +1,4 @@
-"""A run with kept tokens and routed experts: columns, verify, replay, and one root however many ranks make it."""
+"""A run with kept tokens and routed experts: columns, verify, replay. On ranks: test_structured_jobs.py."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from support.jobs import write_parquet
 from support.tiny_models import write_tiny
 
 from batchgen.cli import cli
-from batchgen.io.manifest import read_manifest
 
 JOB = """\
 version: 1
@@ -58,12 +57,6 @@ def test_verified_and_made_again(folder: Path) -> None:
     replayed = told("replay", folder / "run", "--all", "--threads", 1)
     assert replayed.exit_code == 0, replayed.output
     assert "12 of 12 bit-exact" in replayed.output
-
-
-def test_one_root_on_two_ranks(folder: Path) -> None:
-    small = ("--max-num-seqs", 2, "--max-num-batched-tokens", 9, "--threads", 1, "--expert-parallel-size", 2)
-    assert told("run", folder / "job.yaml", "--out", folder / "other", *small).exit_code == 3
-    assert read_manifest(folder / "other").root == read_manifest(folder / "run").root
 
 
 @pytest.mark.parametrize("name", ["kept_tokens", "routed_experts"])

@@ -1,4 +1,4 @@
-"""Jobs with a grammar: probed, made by processes of their own, and made again."""
+"""Jobs with a grammar, kept tokens and routed experts: probed, made by processes of their own, and made again."""
 
 import json
 from pathlib import Path
@@ -30,6 +30,9 @@ sampling:
   n: 2
   max_tokens: 60
   logprobs: 1
+  top_p: 0.99
+  kept_tokens: 400
+  routed_experts: true
   structured_outputs:
     json_schema:
       type: object
@@ -74,6 +77,9 @@ def test_every_answer_is_one_of_the_schema(whole: Path) -> None:
     assert len(answers) == 20
     for answer in answers:
         jsonschema.validate(json.loads(answer), SCHEMA)
+    for row in rows:
+        assert (row["kept_tokens"] is None) is (row["routed_experts"] is None) is (row["status"] == "error")
+        assert all(t in kept for t, kept in zip(row["token_ids"] or (), row["kept_tokens"] or (), strict=True))
     assert {row["finish_reason"] for row in rows} == {"stop", "error"}
 
 

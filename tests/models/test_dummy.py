@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from support.jobs import write_parquet
-from support.tiny_models import FAMILIES, write_tiny
+from support.tiny_models import tiny_config, tiny_tokenizer, write_tiny
 
 from batchgen.cli import cli
 from batchgen.errors import ModelError
@@ -33,8 +33,9 @@ DIGEST = "b5a8750a6de1ab020b8894a321d5e11829bebb0aeb9ea71f162deee1e67c8ee9"
 
 def shape(folder: Path, family: str = "llama") -> Path:
     """A model folder without weights."""
-    write_tiny(folder, family)
-    (folder / "model.safetensors").unlink()
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(tiny_config(family)))
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -42,7 +43,7 @@ def told(*arguments: object) -> Any:
     return CliRunner().invoke(cli, [str(each) for each in arguments])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen2", "dots1"])  # every kind of tensor: biases, norms of heads, routers
 def test_tensors_are_those_of_the_shape(family: str, tmp_path: Path) -> None:
     model = open_dummy(shape(tmp_path, family))
     for name in model.names():
