@@ -57,7 +57,8 @@ class AheadRunner(ModelRunner):
     def wants(self, chunks: collections.abc.Sequence[Chunk]) -> list[int]:
         """See ModelRunner: the numbers of Wants. Raises EngineError for a sequence that wants its routes."""
         if any(chunk.sequence.routes is not None for chunk in chunks):  # a graph tells nobody what it chose
-            raise EngineError("a GPU does not tell which experts it chose", where="routed_experts", hint="leave it out")
+            hint = "leave it out, or run on a CPU"
+            raise EngineError("a GPU does not tell which experts it chose", where="routed_experts", hint=hint)
         ahead = self._ahead.take(chunks)
         rest = [chunk for index, chunk in enumerate(chunks) if index not in ahead.rows]
         drawn = [chunk for chunk in chunks if chunk.draws]

@@ -6,6 +6,8 @@ from typing import Any
 
 from batchgen.records import Completion
 
+_DIGITS = 32  # of bytes, from the first that differs
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -72,7 +74,15 @@ def _plain(value: Any) -> Any:
 
 
 def _first_place(name: str, a: Any, b: Any) -> Difference:
+    if name == "routed_experts" and a and b:  # far too long to be read
+        at = _first(a, b) // 2 * 2
+        return Difference(name, None, a[at:][:_DIGITS], b[at:][:_DIGITS])
     if not (isinstance(a, list) and isinstance(b, list)):
         return Difference(name, None, a, b)
-    at = next((i for i, (left, right) in enumerate(zip(a, b, strict=False)) if left != right), min(len(a), len(b)))
+    at = _first(a, b)
     return Difference(name, at, *(side[at] if at < len(side) else None for side in (a, b)))
+
+
+def _first(a: str | list[Any], b: str | list[Any]) -> int:
+    """Where they differ, or one of them ends."""
+    return next((i for i, (left, right) in enumerate(zip(a, b, strict=False)) if left != right), min(len(a), len(b)))

@@ -85,7 +85,8 @@ def upload(rows: SampleRows, V: int, device: torch.device) -> DeviceRows:
     of its range for V tokens."""
     check_rows(rows, V)
     if rows.kept is not None:
-        raise EngineError("a GPU's sampler does not tell which tokens it kept", where="kept_tokens")
+        hint = "leave it out, or run on a CPU"
+        raise EngineError("a GPU's sampler does not tell which tokens it kept", where="kept_tokens", hint=hint)
     R = len(rows)
     params = np.zeros(R, _PARAMS)
     for name in DTYPES:
