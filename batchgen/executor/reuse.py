@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import islice, repeat
 from pathlib import Path
@@ -11,10 +12,9 @@ from typing import Any, Self, TypeAlias
 import pyarrow as pa
 
 from batchgen.errors import RunError
-from batchgen.io.earlier_run import EarlierRun
-from batchgen.io.manifest import Manifest, ReuseRecord, read_manifest
+from batchgen.io.earlier_run import EarlierRun, read_earlier
+from batchgen.io.manifest import Manifest, ReuseRecord
 from batchgen.io.reader import InputRow
-from batchgen.io.row_rules import job_of
 from batchgen.io.run_folder import RunFolder
 from batchgen.io.same_job import differences
 from batchgen.io.schema import Row, output_schema
@@ -104,9 +104,9 @@ class _Source:
 
 
 def check_runs(paths: Iterable[Place], out: Place) -> None:
-    """Raise RunError for what is no run, or is the very run to be made: told before a model is fetched."""
+    """Raise RunError for what cannot be reused, or is the very run to be made: told before a model is fetched."""
     for path in paths:
-        read_manifest(path)
+        read_earlier(path)
         if path == out or (isinstance(path, Path) and isinstance(out, Path) and path.resolve() == out.resolve()):
             hint = "choose another folder with --out; a run that was stopped goes on without --reuse"
             raise RunError("a run cannot be made of its own samples", where=str(path), hint=hint)
@@ -127,8 +127,7 @@ class Reuse:
         """
         sources = []
         for path in paths:
-            there = read_manifest(path)
-            then = job_of(there)
+            there, then = read_earlier(path)
             if why := _obstacles(there, then, fingerprint, spec):
                 _log.warning("nothing is reused of %s: %s", path, "; ".join(why))
                 continue
@@ -207,11 +206,12 @@ def _lacks_logprobs(then: JobSpec, now: JobSpec) -> bool:
 
 def _obstacles(there: Manifest, then: JobSpec, fingerprint: Mapping[str, str], now: JobSpec) -> list[str]:
     """Why no sample of that run can be one of this one."""
-    parts = sorted((there.fingerprint.keys() | fingerprint.keys()) - _ROW_BY_ROW)
-    pairs = [(part, there.fingerprint.get(part), fingerprint.get(part)) for part in parts]
-    found = [f"{part} {_short(a)} -> {_short(b)}" for part, a, b in pairs if a != b]
-    before, after = ({"seed": spec.resolved()["seed"], "sampling": _of_tokens(spec)} for spec in (then, now))
-    found += [f"{key} {_short(a)} -> {_short(b)}" for key, a, b in differences(before, after)]
+    before, after = (
+        {"seed": spec.resolved()["seed"], "sampling": _of_tokens(spec)}
+        | {part: _json(text) for part, text in prints.items() if part not in _ROW_BY_ROW}
+        for spec, prints in ((then, there.fingerprint), (now, fingerprint))
+    )
+    found = [_change(key, _short(a), _short(b)) for key, a, b in differences(before, after)]
     if now.sampling.structured_outputs and now.logprobs_mode == "processed" and _lacks_logprobs(then, now):
         found.append(
             "logprobs of mode processed are asked for now, and under a grammar they are known only at the draw"
@@ -226,6 +226,18 @@ def _of_tokens(spec: JobSpec) -> dict[str, Any]:
     return {name: value for name, value in spec.resolved()["sampling"].items() if name not in _OF_NO_TOKEN}
 
 
+def _json(text: str) -> Any:
+    """A part of a fingerprint is a digest, or a JSON object."""
+    if text.startswith("{"):
+        with suppress(ValueError):
+            return json.loads(text)
+    return text
+
+
+def _change(key: str, before: str, after: str) -> str:
+    return f"{key} {before} -> {after}" if before != after else f"{key} is another"
+
+
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else f"{text[:12]}…"
@@ -237,7 +249,7 @@ def _outlook(there: Manifest, here: Manifest, lacks_logprobs: bool) -> str:
     most = min(min(done, here.plan.rows) * min(n, here.plan.n), there.counts.rows - there.counts.error)
     text = f"up to {most:,} of {here.plan.num_samples:,} samples are reused: those of the same row key and prompt"
     if here.plan.n > n:
-        text += f"; to make: sample {n} to {here.plan.n - 1} of each row"
+        text += f"; to make: sample {' to '.join(map(str, sorted({n, here.plan.n - 1})))} of each row"
     if lacks_logprobs:
         text += "; their tokens stay, and get the logprobs that are asked for now"
     if not there.finished:

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from batchgen.errors import RunError
 from batchgen.io.hashing import MerkleTree
-from batchgen.io.manifest import FILE_NAME, Manifest, ShardRecord, part_name
+from batchgen.io.manifest import FILE_NAME, Manifest, ShardRecord, part_name, read_manifest
 from batchgen.io.row_batches import row_batches
 from batchgen.io.row_keys import hash_keys
+from batchgen.io.row_rules import RowRules, job_of
 from batchgen.io.shard_check import check_shard, check_shards
 from batchgen.places import Place
+from batchgen.spec import JobSpec
 
 _HELD_BYTES = 256 << 20  # of checked shards, the latest; of two runs in one order, one or two are needed at a time
 _BATCH_ROWS = 4096
@@ -40,11 +42,9 @@ class EarlierRun:
     def open(cls, path: Place, manifest: Manifest, columns: Collection[str]) -> Self:
         """Check every row of the run, and learn its key; `columns`: those that are wanted of the rows.
 
-        A file that is not as it was committed is left out, with a warning. Raises RunError for a run that
-        contradicts itself or whose rows are not those of its root, and when an object store fails.
+        `manifest` is of `read_earlier`. A file that is not as it was committed is left out, with a warning. Raises
+        RunError for a run whose rows are not those of its root, and when an object store fails.
         """
-        for contradiction in manifest.contradictions():
-            raise _refused(path, contradiction)
         tree, n = MerkleTree(), manifest.plan.n
         hashes, rows = [np.empty((0, 2), np.uint64)], [np.empty(0, np.int64)]
         for shard, leaves, wrong in check_shards(path, manifest, manifest.shards):
@@ -103,6 +103,18 @@ class EarlierRun:
         while len(self._held) > 1 and self._held_bytes > _HELD_BYTES:
             self._held_bytes -= _size(self._held.popitem(last=False)[1])
         return table
+
+
+def read_earlier(path: Place) -> tuple[Manifest, JobSpec]:
+    """Of the run at `path`; no row is looked at. Raises RunError for what is no run, or contradicts itself."""
+    manifest = read_manifest(path)
+    for contradiction in manifest.contradictions():
+        raise _refused(path, contradiction)
+    try:
+        RowRules.of(manifest)
+        return manifest, job_of(manifest)
+    except RunError as error:
+        raise _refused(path, error.message) from None
 
 
 def _size(table: pa.Table | None) -> int:

@@ -182,7 +182,8 @@ class Manifest:
             seen.add(shard.index)
             if not 0 <= shard.probes <= shard.tally.rows:
                 yield f"shard {shard.index} has {shard.probes} probes of {shard.tally.rows} rows"
-            if sum(map(abs, shard.reused)) > shard.tally.rows or len(shard.reused) > len(self.reuse):
+            is_possible = min(shard.reused, default=0) >= 0 and sum(shard.reused) <= shard.tally.rows
+            if not is_possible or len(shard.reused) > len(self.reuse):
                 yield f"shard {shard.index} has samples of earlier runs that it cannot have"
 
     def to_json(self) -> str:

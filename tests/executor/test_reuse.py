@@ -1,5 +1,6 @@
 """A run that takes samples of earlier runs is the run that would have been made without them, row hash by row hash."""
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import rfc8785
 from support import run_damage
 from support.fake_engine import FINGERPRINT, FakeEngine
 from support.fake_jobs import make_job, read_rows, write_input
@@ -147,11 +149,22 @@ def test_another_job_is_named_and_nothing_is_taken(
     check(job, tmp_path / "new", tmp_path / "fresh")
 
 
-def test_what_is_said_before_it_starts(there: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_what_differs_is_told_and_never_two_beginnings_that_are_equal(there: Path) -> None:
+    old, new = (make_job(there / "in", sampling={"stop": ["a" * 50 + end]}) for end in "bc")
+    engines = [FakeEngine(fingerprint={"limits": f'{{"max_model_len": {most}, "eos": [1]}}'}) for most in (8, 9)]
+    then, now = (job.fingerprint(engine) for job, engine in zip((old, new), engines, strict=True))
+    found = reuse._obstacles(replace(read_manifest(there / "old"), fingerprint=then), old.spec, now, new.spec)
+    assert found == ["limits.max_model_len 8 -> 9", "sampling.stop is another"]
+
+
+@pytest.mark.parametrize(("n", "to_make"), [(3, "sample 2"), (4, "sample 2 to 3")])
+def test_what_is_said_before_it_starts(
+    there: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, n: int, to_make: str
+) -> None:
     caplog.set_level(logging.INFO)
-    run(make_job(there / "in", sampling={"n": 4}), tmp_path / "new", there / "old")
+    run(make_job(there / "in", sampling={"n": n}), tmp_path / "new", there / "old")
     text = (
-        "up to 96 of 200 samples are reused: those of the same row key and prompt; to make: sample 2 to 3 of each row"
+        f"up to 96 of {50 * n} samples are reused: those of the same row key and prompt; to make: {to_make} of each row"
     )
     assert f"{there / 'old'}: {text}" in caplog.messages
 
@@ -308,3 +321,14 @@ def test_what_cannot_be_reused_is_told_at_once(there: Path, tmp_path: Path) -> N
         check_runs([tmp_path], tmp_path / "new")
     with pytest.raises(RunError, match="cannot be made of its own samples"):
         check_runs([there / "in" / ".." / "old"], there / "old")
+    (tmp_path / "odd").mkdir()
+    whole = read_manifest(there / "old")
+    other, none = ({**whole.spec, "seed": seed} for seed in ("1", "x"))
+    of_none = {**whole.fingerprint, "job_fingerprint": hashlib.sha256(rfc8785.dumps(none)).hexdigest()}
+    for spec, prints, why in (
+        (other, whole.fingerprint, "job_fingerprint is not that of its spec"),
+        (none, of_none, "its spec is not that of a job: seed"),
+    ):
+        write_manifest(tmp_path / "odd", replace(whole, spec=spec, fingerprint=prints))
+        with pytest.raises(RunError, match=f"odd/manifest.json: cannot be reused: {why}"):
+            check_runs([there / "old", tmp_path / "odd"], tmp_path / "new")
