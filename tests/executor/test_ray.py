@@ -238,15 +238,37 @@ def test_a_machine_with_another_batchgen(raylets: Raylets, tmp_path: Path, monke
     assert lost.error.message == "it cannot be made there: ModuleNotFoundError: No module named 'only_here'"
 
 
-def test_a_real_model(raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_tiny_jobs(tmp_path)
-    expected = make(tmp_path, tmp_path / "alone")
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The jobs of a tiny real model, and `alone`, a run of one by one engine."""
+    there = write_tiny_jobs(tmp_path_factory.mktemp("tiny"))
+    make(there, there / "alone")
+    return there
+
+
+def check_tiny(tiny: Path, out: Path) -> None:
+    found, alone = read_manifest(out), read_manifest(tiny / "alone")
+    assert (found.root, found.counts, found.fingerprint) == (alone.root, alone.counts, alone.fingerprint)
+    assert len(events(out, "join")) == 2
+    assert not events(out, "lost")
+
+
+def test_a_real_model(raylets: Raylets, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunConfig(tmp_path / "run", executor="ray", replicas=2, rows_per_shard=4, threads=1, max_num_seqs=3)
-    monkeypatch.chdir(tmp_path)  # replicas are elsewhere: the folder of a job is named whole
-    report = run_job(Path("job.yaml"), config, Cluster(raylets.address))
-    assert (report.root, report.counts) == (expected.root, expected.counts)
-    assert read_manifest(config.out).fingerprint == read_manifest(tmp_path / "alone").fingerprint
-    assert len(events(tmp_path / "run", "join")) == 2
+    monkeypatch.chdir(tiny)  # replicas are elsewhere: the folder of a job is named whole
+    run_job(Path("job.yaml"), config, Cluster(raylets.address))
+    check_tiny(tiny, config.out)
+
+
+def test_a_real_model_on_a_cluster_of_its_own(tiny: Path, tmp_path: Path) -> None:
+    """Its workers stand in a folder that is there: without one MKL aborts as soon as it multiplies."""
+    options = ["--replicas", "2", "--rows-per-shard", "4", "--threads", "1"]
+    command = [sys.executable, "-P", "-m", "batchgen", "run", str(tiny / "job.yaml"), "--out", str(tmp_path / "run")]
+    quiet = os.environ | {"RAY_memory_monitor_refresh_ms": "0"}
+    with child_of([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=quiet) as child:
+        _, said = child.communicate(timeout=120)
+    assert child.returncode == 3, said  # a row has no prompt
+    check_tiny(tiny, tmp_path / "run")
 
 
 def test_what_is_wrong_is_said_before_anything_is_loaded(
