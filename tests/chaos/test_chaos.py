@@ -87,3 +87,14 @@ def test_the_tally_in_the_documentation_is_the_recorded_one() -> None:
     for way, name in WAYS.items():
         stopped = [str(campaign["ways"][way]["stopped"]) for campaign in campaigns]
         assert f"| {name} | {' | '.join(stopped)} |" in text
+
+
+def test_the_tally_of_kills_on_a_cluster_is_the_recorded_one() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs/cluster.md").read_text(encoding="utf-8")
+    campaigns = json.loads((root / "benchmarks/results/chaos-cluster.json").read_text(encoding="utf-8"))["campaigns"]
+    kills, runs = sum(sum(c["kills"].values()) for c in campaigns), sum(c["runs_with_the_same_root"] for c in campaigns)
+    assert f"{kills} kills of {runs} runs" in text
+    names = {"replica": "replicas", "rank": "rank processes", "machine": "machines", "driver": "drivers, SIGKILL"}
+    for what, name in names.items():
+        assert f"| {name} | {' | '.join(str(c['kills'][what]) for c in campaigns)} |" in text
