@@ -257,7 +257,7 @@ def test_a_real_model(raylets: Raylets, tiny: Path, tmp_path: Path, monkeypatch:
     config = RunConfig(tmp_path / "run", executor="ray", replicas=2, rows_per_shard=4, threads=1, max_num_seqs=3)
     monkeypatch.chdir(tiny)  # replicas are elsewhere: the folder of a job is named whole
     run_job(Path("job.yaml"), config, Cluster(raylets.address))
-    check_tiny(tiny, config.out)
+    check_tiny(tiny, tmp_path / "run")
 
 
 def test_a_real_model_on_a_cluster_of_its_own(tiny: Path, tmp_path: Path) -> None:
