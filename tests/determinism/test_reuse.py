@@ -35,8 +35,10 @@ PARTS: dict[str, dict[str, str]] = {  # of a job file -> what stands in their pl
     "prompt": {"logprobs: 3": "logprobs: 1\n  prompt_logprobs: 2"},
     "prompt 0": {"logprobs: 3": "prompt_logprobs: 0"},
     "processed": {"seed: ": "logprobs_mode: processed\nseed: "},
-    "kept": {"logprobs: 3": "logprobs: 3\n  kept_tokens: 200"},
-    "reasoning": {"logprobs: 3": "logprobs: 3\n  reasoning: [a, e]"},
+    "kept": {"logprobs: 3": "kept_tokens: 200"},
+    "kept 3": {"logprobs: 3": "logprobs: 3\n  kept_tokens: 200"},
+    "reasoning": {"logprobs: 3": "reasoning: [a, e]"},
+    "reasoning 3": {"logprobs: 3": "logprobs: 3\n  reasoning: [a, e]"},
     "grammar": {},
     "grammar 4": {"max_tokens: 9": "max_tokens: 9, logprobs: 4"},
     "grammar processed": {
@@ -91,8 +93,8 @@ def hashes(out: Path) -> list[Any]:
         ("prompt", "prompt 0", 12, 0),
         ("features", "processed", 0, 12),
         ("none", "processed", 0, 12),
-        ("kept", "kept", 12, 0),
-        ("reasoning", "reasoning", 12, 0),
+        ("kept", "kept 3", 0, 12),
+        ("reasoning", "reasoning 3", 0, 12),
         ("grammar", "grammar 4", 0, 6),
     ],
 )

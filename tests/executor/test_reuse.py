@@ -85,7 +85,7 @@ CASES: dict[str, tuple[dict[str, Any], int, Change, int]] = {  # n, rows, change
 }
 
 
-@pytest.mark.parametrize(("name", "rows_per_shard"), [(name, (3, 64, 8)[i % 3]) for i, name in enumerate(CASES)])
+@pytest.mark.parametrize(("name", "rows_per_shard"), [(name, (5, 64, 8)[i % 3]) for i, name in enumerate(CASES)])
 def test_what_is_there_is_not_made(there: Path, tmp_path: Path, name: str, rows_per_shard: int) -> None:
     sampling, rows, change, made = CASES[name]
     job = make_job(write(tmp_path / "in", change, rows), sampling=sampling)
@@ -98,6 +98,16 @@ def test_what_is_there_is_not_made(there: Path, tmp_path: Path, name: str, rows_
         - sum(row is None for row in read_rows(tmp_path / "new")["prompt_token_ids"].to_pylist())
     )
     assert (report.reused, report.sources[0]["samples"]) == (taken, taken)
+
+
+def test_columns_of_rollouts_are_taken_along(tmp_path: Path) -> None:
+    write(tmp_path / "in", rows=9)
+    columns = {"kept_tokens": 9, "routed_experts": True}
+    old, new = (make_job(tmp_path / "in", sampling=columns | {"n": n}) for n in (2, 3))
+    run(old, tmp_path / "old")
+    _, asked = run(new, tmp_path / "new", tmp_path / "old")
+    check(new, tmp_path / "new", tmp_path / "fresh")
+    assert asked == 7 + 3
 
 
 def test_each_sample_is_from_the_first_run_that_has_it(there: Path, tmp_path: Path) -> None:
