@@ -165,7 +165,7 @@ def plan(job: Place, as_json: bool) -> None:
         loaded, model = load_job(job, shown.fetched)
         with naming(job):
             prompts = prompt_builder(loaded.spec, model)
-            found = preflight(loaded.spec, loaded.inputs, prompts, bytes_of_experts(model))
+            found = preflight(loaded.spec, loaded.inputs, prompts, bytes_of_experts(model), loaded.own_params)
     if as_json:
         emit(found.to_dict())
     else:

@@ -91,6 +91,7 @@ ROW_ERROR_CODES = frozenset(
         "prompt_empty",  # "", an empty list, or no token after encoding
         "prompt_type",  # a role that is not text, a content part that is not text, an id outside the vocabulary
         "prompt_encoding",  # lone surrogates or bytes that are not UTF-8
+        "sampling",  # what the row says of its own sampling cannot be
         "prompt_overlong",  # prompt tokens + max_tokens do not fit in max_model_len
         "control_token",  # content holds a control token and the spec says "error"
         "template",  # the chat template refused the messages

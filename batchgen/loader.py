@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchgen.errors import InputError, ModelError, SpecError
+from batchgen.errors import InputError, ModelError, RowError, SpecError
 from batchgen.executor.base import Job
 from batchgen.generation_config import with_generation_config
 from batchgen.io.inputs import scan_inputs
@@ -19,6 +19,7 @@ from batchgen.models.source import resolve_model
 from batchgen.places import Place
 from batchgen.records import SamplingParams
 from batchgen.spec import JobSpec, load_spec
+from batchgen.text.asking import RowParams
 from batchgen.text.prompt import PromptBuilder
 from batchgen.text.reasoning import check_reasoning
 from batchgen.text.structured import check_structured, grammar_digest
@@ -94,6 +95,20 @@ def prompt_builder(spec: JobSpec, model: LoadedModel) -> PromptBuilder:
     )
 
 
+def row_params(spec: JobSpec, model: LoadedModel) -> RowParams:
+    """The parameters of rows that say some themselves."""
+    vocab_size = model.config.vocab_size
+
+    def check(params: SamplingParams) -> None:
+        try:
+            check_structured(params, model.tokenizer, vocab_size, model.eos_token_ids)
+        except SpecError as error:
+            form = error.where.removeprefix("sampling.structured_outputs.")
+            raise RowError("sampling", f"{form}: {error.message}") from error
+
+    return RowParams(spec.sampling, check)
+
+
 @contextmanager
 def naming(job: Place) -> Iterator[None]:
     """Inside it, errors about a key of a job that is loaded already name its file too: FILE: dotted.key."""
@@ -125,7 +140,8 @@ def load_job(
             params=params,
             build_prompt=prompt_builder(spec, model).build,
             bad_words_token_ids=bad_words_token_ids(params, model.tokenizer),
-            digests={"limits": limits_json(model), **grammar_digest(params)},
+            digests={"limits": limits_json(model), **grammar_digest(params, spec.own_sampling)},
+            own_params=row_params(spec, model),
         )
     return job, model
 

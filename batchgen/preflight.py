@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from batchgen.errors import RowError
 from batchgen.io.reader import InputRow, Inputs, read_rows
 from batchgen.spec import JobSpec
+from batchgen.text.asking import RowParams, asked_by
 
 # Of one sample in memory: keys, hashes, seeds and the text of a token at about four bytes.
 _BYTES_A_SAMPLE, _BYTES_A_TOKEN, _BYTES_A_LOGPROB = 256, 4 + 4, 4 + 4
@@ -21,7 +22,7 @@ _BYTES_A_SAMPLE, _BYTES_A_TOKEN, _BYTES_A_LOGPROB = 256, 4 + 4, 4 + 4
 class Prompts(Protocol):
     """What preflight asks of a PromptBuilder."""
 
-    def build(self, row: InputRow) -> list[int]: ...
+    def build(self, row: InputRow, max_tokens: int | None = None) -> list[int]: ...
     def control_tokens(self, row: InputRow) -> list[str]: ...
 
 
@@ -70,29 +71,31 @@ class Preflight:
         return dataclasses.asdict(self) | {"num_error_rows": self.num_error_rows}
 
 
-def preflight(spec: JobSpec, inputs: Inputs, prompts: Prompts, moe_bytes: int = 0) -> Preflight:
+def preflight(
+    spec: JobSpec, inputs: Inputs, prompts: Prompts, moe_bytes: int = 0, params: RowParams | None = None
+) -> Preflight:
     """Build each prompt of `inputs` with `prompts`, row by row; holds 8 bytes a row. Raises InputError.
 
-    `moe_bytes`: what the experts of one token take in `routed_experts`.
+    `moe_bytes`: what the experts of one token take in `routed_experts`. `params`: of rows that say some themselves.
     """
     lengths: Counter[int] = Counter()
     faults: dict[str, RowFault] = {}
     hashes = array("Q")
-    control_token_rows, first_control_token = 0, None
+    control_token_rows, first_control_token, most_output = 0, None, 0
+    params = params or RowParams(spec.sampling)
     for row in read_rows(inputs, 0, inputs.num_rows):
         if literals := _control_tokens(prompts, row):
             control_token_rows += 1
             first_control_token = first_control_token or f"{row.where}: {literals[0]}"
-        try:
-            ids = prompts.build(row)
-        except RowError as error:
-            seen = faults.get(error.code, RowFault(error.code, 0, row.where, error.message))
-            faults[error.code] = dataclasses.replace(seen, count=seen.count + 1)
+        _, own, ids = asked_by(row, params, prompts.build)
+        if isinstance(ids, RowError):
+            seen = faults.get(ids.code, RowFault(ids.code, 0, row.where, ids.message))
+            faults[ids.code] = dataclasses.replace(seen, count=seen.count + 1)
         else:
+            most_output += own.max_tokens
             lengths[len(ids)] += 1
             hashes.append(xxhash.xxh3_64_intdigest(np.asarray(ids, np.int32).tobytes()))
     counts = _summarise(lengths)
-    answered = len(hashes)
     return Preflight(
         num_files=len(inputs.files),
         num_rows=inputs.num_rows,
@@ -102,8 +105,8 @@ def preflight(spec: JobSpec, inputs: Inputs, prompts: Prompts, moe_bytes: int = 
         control_token_rows=control_token_rows,
         first_control_token=first_control_token,
         duplicate_prompts=_repeated(np.frombuffer(hashes, np.uint64)),
-        max_output_tokens=answered * spec.sampling.n * spec.sampling.max_tokens,
-        max_output_bytes=_output_bytes(spec, inputs.num_rows, answered, counts.total, moe_bytes),
+        max_output_tokens=most_output * spec.sampling.n,
+        max_output_bytes=_output_bytes(spec, inputs.num_rows, most_output, counts.total, moe_bytes),
     )
 
 
@@ -138,7 +141,7 @@ def _summarise(lengths: Counter[int]) -> TokenCounts:
     return TokenCounts(total, ascending[0], median, ascending[-1], tuple(sorted(buckets.items())))
 
 
-def _output_bytes(spec: JobSpec, num_rows: int, answered: int, prompt_tokens: int, moe_bytes: int) -> int:
+def _output_bytes(spec: JobSpec, num_rows: int, output_tokens: int, prompt_tokens: int, moe_bytes: int) -> int:
     experts = moe_bytes if spec.sampling.routed_experts else 0
     per_token = _BYTES_A_TOKEN + experts
     if spec.sampling.logprobs is not None:
@@ -149,5 +152,5 @@ def _output_bytes(spec: JobSpec, num_rows: int, answered: int, prompt_tokens: in
     if spec.sampling.prompt_logprobs is not None:
         per_prompt_token += 4 + _BYTES_A_LOGPROB * spec.sampling.prompt_logprobs
     a_sample_each = num_rows * _BYTES_A_SAMPLE + prompt_tokens * per_prompt_token
-    a_sample_each += answered * spec.sampling.max_tokens * per_token
+    a_sample_each += output_tokens * per_token
     return spec.sampling.n * a_sample_each

@@ -193,6 +193,7 @@ class Request:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     fresh: bool = False  # nothing that was computed for another sequence is used; no bit depends on it
     continuation: tuple[int, ...] | None = None  # the output, given: nothing is drawn, its tokens get their logprobs
+    sampling: str | None = None  # what of `params` the row said itself, for its output row
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,11 @@ class JobSpec(Section):
         """The fields of `sampling` that the job file leaves to their defaults; none in a spec read from a manifest."""
         return frozenset(field.name for field in fields(SamplingParams)) - self._named_sampling
 
+    @property
+    def own_sampling(self) -> frozenset[str]:
+        """The sampling parameters that rows may say themselves."""
+        return frozenset(name for entry in self.inputs for name in entry.sampling or ())
+
     def resolved(self) -> dict[str, Any]:
         """JSON values of every field but `evals`, defaults filled in.
 

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from pydantic_core import PydanticCustomError
 
 from batchgen.records import Problem
+from batchgen.row_sampling import OWN, why_not
 from batchgen.row_template import TemplateFault, compiled
 from batchgen.spec_section import Count, Section, Sha256, Text, refuse
 
@@ -25,6 +26,17 @@ def _check_template(source: str) -> str:
 
 
 Template = Annotated[Text, AfterValidator(_check_template)]
+
+
+def _check_own(columns: dict[str, str]) -> dict[str, str]:
+    refuse(*(Problem(name, why) for name in columns if (why := why_not(name))))
+    return columns
+
+
+_NAMES = {"propertyNames": {"enum": list(OWN)}}
+OwnSampling = Annotated[
+    dict[str, Text], Field(min_length=1, json_schema_extra=_NAMES), AfterValidator(_check_own)
+]  # parameter -> column
 
 
 class Columns(Section):
@@ -93,6 +105,8 @@ class InputSpec(Section):
     """A Jinja template of the prompt, over the row's columns."""
     messages_template: Annotated[tuple[MessageTemplate, ...], Field(min_length=1)] | None = None
     """A chat whose contents are Jinja templates over the row's columns."""
+    sampling: OwnSampling | None = None
+    """Parameter: column. What a row says there takes the place of the job's own; a null leaves it."""
     cross: CrossSpec | None = None
     """A second table whose columns a template sees too."""
     where: Text | None = None

@@ -18,6 +18,7 @@ from batchgen.plan import Shard
 from batchgen.records import Completion, Request, SamplingParams
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
+from batchgen.text.asking import Asked, RowParams, asked_by
 
 
 class Proven(Protocol):
@@ -46,10 +47,15 @@ class Job:
     spec: JobSpec
     job_yaml: bytes  # as given
     inputs: Inputs
-    params: SamplingParams  # of every row
-    build_prompt: Callable[[InputRow], Sequence[int]]  # token ids; raises RowError
+    params: SamplingParams  # of every row, but for what it says itself
+    build_prompt: Callable[..., Sequence[int]]  # InputRow, and its max_tokens if it says it -> token ids, or RowError
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)  # of further files that bits depend on
+    own_params: RowParams | None = None  # of rows that say some themselves; None: the model has nothing to say of them
+
+    def asked_by(self, row: InputRow) -> Asked:
+        """What a row of the input asks."""
+        return asked_by(row, self.own_params or RowParams(self.params), self.build_prompt)
 
     def fingerprint(self, engine: Proven) -> dict[str, str]:
         """All that the rows are a function of; two runs that differ in any of these are not the same run."""
@@ -161,16 +167,14 @@ def ask_row(job: Job, row: InputRow, known: KnownSamples, held: OpenShards, plac
     shard, position = place
     key, samples = row.row_key, range(job.params.n)
     seeds = [sample_seed(job.spec.seed, key, index) for index in samples]
-    try:
-        if row.error:
-            raise row.error
-        ids = tuple(job.build_prompt(row))
-    except RowError as error:
+    sampling, params, ids = job.asked_by(row)
+    if isinstance(ids, RowError):
         for index in samples:
-            failed = Completion(key, index, (), "", "error", error_code=error.code, error_message=str(error))
-            held.place(shard, position + index, Row(seeds[index], None, failed))
+            failed = Completion(key, index, (), "", "error", error_code=ids.code, error_message=str(ids))
+            held.place(shard, position + index, Row(seeds[index], None, failed, sampling=sampling))
         return []
-    asked = [Request(key, index, seeds[index], ids, job.params, job.bad_words_token_ids) for index in samples]
+    words = job.bad_words_token_ids
+    asked = [Request(key, index, seeds[index], ids, params, words, sampling=sampling) for index in samples]
     if not known:
         return [held.ask(shard, position + request.sample_index, request) for request in asked]
     return list(_with_known(asked, known, held, place))

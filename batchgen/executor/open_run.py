@@ -33,7 +33,9 @@ def open_run(folder: RunFolder, job: Job, engine: Proven, config: RunConfig) -> 
     fingerprint = job.fingerprint(engine)
     metadata = {f"batchgen.{part}": value for part, value in fingerprint.items()}
     metadata |= {"batchgen.schema_version": str(SCHEMA_VERSION), "batchgen.logprobs_mode": job.spec.logprobs_mode}
-    schema = output_schema(job.inputs.passthrough, params=job.params, metadata=metadata)
+    schema = output_schema(
+        job.inputs.passthrough, params=job.params, own_sampling=job.spec.own_sampling, metadata=metadata
+    )
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         batchgen_version=version("batchgen"),

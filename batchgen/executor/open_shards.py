@@ -154,7 +154,10 @@ class OpenShards:
         self.probes.sample_ended(completion)
         if asked.is_probe:
             self.probes.hold(request, completion, asked.shard)
-        row = Row(request.seed, request.prompt_token_ids, completion) if known is None else known.row(completion)
+        if known is None:
+            row = Row(request.seed, request.prompt_token_ids, completion, sampling=request.sampling)
+        else:
+            row = known.row(completion)
         self.place(asked.shard, asked.position, row)
 
     def _check_complete(self, shard: int) -> None:

@@ -58,6 +58,7 @@ class ProbeFailed(VerifyError):
             "seed": str(request.seed),
             "prompt_token_ids": request.prompt_token_ids,
             "params": asdict(request.params),
+            **({} if request.sampling is None else {"sampling": request.sampling}),
             "bad_words_token_ids": request.bad_words_token_ids,
             "first": bits(probe.first),
             "second": bits(second),

@@ -20,6 +20,7 @@ from batchgen.io.same_job import differences
 from batchgen.io.schema import Row, output_schema
 from batchgen.places import Place, seen_from
 from batchgen.records import Completion, Request, SamplingParams
+from batchgen.row_sampling import FORMS, with_own
 from batchgen.spec import JobSpec
 
 _ROW_BY_ROW = {"job_fingerprint", "inputs_digest", "params_hash"}  # of a fingerprint: what they cover is compared there
@@ -29,6 +30,7 @@ _LOGPROBS = {f"{place}{name}" for place in _PLACES for name in ("logprobs", "top
 # Columns: each a field of a Completion as it stands, or made again. Of one that is in neither set nothing is known.
 _TAKEN = {"row_key", "sample_index", "seed", "status", "error_code", "error_message", "prompt_token_ids", "text"} | {
     "token_ids",
+    "sampling",
     "finish_reason",
     "stop_reason",
     "kept_tokens",
@@ -61,10 +63,12 @@ class Known:
     prompt_token_ids: tuple[int, ...]
     completion: Completion
     lacks_logprobs: bool
+    sampling: str | None = None  # what its row said
 
     def answers(self, request: Request) -> bool:
         """Whether it is what would be made; all else that it depends on is equal for the whole run."""
-        return self.seed == request.seed and self.prompt_token_ids == request.prompt_token_ids
+        of_row = self.seed, self.prompt_token_ids, self.sampling
+        return of_row == (request.seed, request.prompt_token_ids, request.sampling)
 
     def scoring(self, request: Request) -> Request:
         """What asks for the logprobs of its tokens. Raw ones depend on no grammar."""
@@ -81,7 +85,8 @@ class Known:
 
     def row(self, completion: Completion) -> ReusedRow:
         """As a row of the run; `completion`: its own, or that with logprobs."""
-        return ReusedRow(self.seed, self.prompt_token_ids, completion, self.run, self.lacks_logprobs)
+        own = self.sampling
+        return ReusedRow(self.seed, self.prompt_token_ids, completion, self.run, self.lacks_logprobs, sampling=own)
 
 
 KnownSamples: TypeAlias = Mapping[int, Sequence[Known]]  # of a row, by their index; of each run that has it, in order
@@ -134,7 +139,8 @@ class Reuse:
             lacks = _lacks_logprobs(then, spec)
             number = folder.name_source(ReuseRecord(seen_from(path, folder.path), there.root))
             _log.info("%s: %s", path, _outlook(there, folder.started, lacks))
-            sources.append(_Source(EarlierRun.open(path, there, _TAKEN), number, lacks))
+            taken = _TAKEN if then.own_sampling else _TAKEN - {"sampling"}
+            sources.append(_Source(EarlierRun.open(path, there, taken), number, lacks))
         return cls(spec.sampling, sources)
 
     def beside(self, rows: Iterable[InputRow]) -> Iterator[tuple[InputRow, KnownSamples]]:
@@ -158,13 +164,14 @@ class Reuse:
         if sample["status"] != "ok":
             return None
         lacks, done = source.lacks_logprobs, completion_of(sample)
-        done = replace(done, stop_reason=_stop_reason(sample["stop_reason"], self._params))
+        own = sample.get("sampling")
+        done = replace(done, stop_reason=_stop_reason(sample["stop_reason"], with_own(self._params, own)))
         if lacks and not done.token_ids:  # there is nothing to score
             if self._params.prompt_logprobs is not None:
                 return None
             done, lacks = replace(done, logprobs=()), False
         done = _as_asked(done, self._params)
-        return Known(source.number, sample["seed"], tuple(sample["prompt_token_ids"]), done, lacks)
+        return Known(source.number, sample["seed"], tuple(sample["prompt_token_ids"]), done, lacks, own)
 
 
 def completion_of(row: Mapping[str, Any]) -> Completion:
@@ -212,11 +219,12 @@ def _obstacles(there: Manifest, then: JobSpec, fingerprint: Mapping[str, str], n
         for spec, prints in ((then, there.fingerprint), (now, fingerprint))
     )
     found = [_change(key, _short(a), _short(b)) for key, a, b in differences(before, after)]
-    if now.sampling.structured_outputs and now.logprobs_mode == "processed" and _lacks_logprobs(then, now):
+    has_form = now.sampling.structured_outputs or now.own_sampling & set(FORMS)
+    if has_form and now.logprobs_mode == "processed" and _lacks_logprobs(then, now):
         found.append(
             "logprobs of mode processed are asked for now, and under a grammar they are known only at the draw"
         )
-    columns = set(output_schema(pa.schema([]), params=now.sampling, metadata={}).names)
+    columns = set(output_schema(pa.schema([]), params=now.sampling, own_sampling=now.own_sampling, metadata={}).names)
     found += [f"the column {name} cannot be taken from another run" for name in sorted(columns - _TAKEN - _MADE)]
     return found
 

@@ -15,6 +15,7 @@ from batchgen.executor.run_book import RunBook
 from batchgen.executor.work import Made
 from batchgen.io.hashing import leaves
 from batchgen.plan import Shard
+from batchgen.row_sampling import with_own
 
 
 class Twins:
@@ -88,7 +89,7 @@ class Twins:
             "differences": [asdict(difference) for difference in found],
             "seed": str(rows[0]["seed"]),
             "prompt_token_ids": rows[0]["prompt_token_ids"] or [],
-            "params": asdict(self._book.job.params),
+            "params": asdict(with_own(self._book.job.params, rows[0].get("sampling"))),
             "first": bits(first),
             "second": bits(second),
             "shard": shard,

@@ -11,7 +11,6 @@ from batchgen.errors import BatchgenError, EngineError
 from batchgen.executor.open_shards import OpenShard, Timed
 from batchgen.executor.probes import ProbeFailed, SampleId
 from batchgen.executor.reuse import KnownSamples, Reuse, ReusedRow
-from batchgen.io.hashing import params_hash
 from batchgen.io.manifest import Tally
 from batchgen.io.reader import InputRow, Inputs, passthrough_batches, read_rows
 from batchgen.io.schema import rows_to_table
@@ -80,7 +79,7 @@ class Made:
     def of(cls, complete: OpenShard, params: SamplingParams, schema: pa.Schema) -> Self:
         """The samples as rows of the output, with their hashes."""
         rows = complete.rows
-        table = rows_to_table(rows, complete.passthrough, params_hash(params), schema)
+        table = rows_to_table(rows, complete.passthrough, params, schema)
         found = [row for row in rows if isinstance(row, ReusedRow)]
         runs = [row.run for row in found]
         reused = tuple(runs.count(run) for run in range(max(runs, default=-1) + 1))

@@ -150,6 +150,9 @@ def _check_logprobs(run: Place, spec: JobSpec) -> None:
     if spec.sampling.logprobs is None:
         hint = "trainers need the logprob of each token: set sampling.logprobs to 0 in the job"
         raise RunError("the run has no logprobs", where=str(run), hint=hint)
+    if "temperature" in spec.own_sampling:
+        hint = "select the rows of one temperature into a job of their own"
+        raise RunError("its rows have temperatures of their own, and a trainer is told one", where=str(run), hint=hint)
     if spec.logprobs_mode == "raw" and spec.sampling.temperature != 1:
         message = f"its logprobs are raw, of temperature 1, and it was drawn at {spec.sampling.temperature}"
         hint = "a ratio of policies would be wrong: set logprobs_mode to processed in the job, or temperature to 1"

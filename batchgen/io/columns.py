@@ -19,10 +19,10 @@ class Undecodable:
 
 def check_type(role: str, type_: pa.DataType, where: str) -> None:
     """Raise InputError unless a column of `type_` can be a `role`: row_key or a name of spec.Columns."""
-    item = _item_type(type_)
+    item = item_type(type_)
     good = {
-        "row_key": _is_text(type_) or types.is_integer(type_),
-        "prompt": _is_text(type_),
+        "row_key": is_text(type_) or types.is_integer(type_),
+        "prompt": is_text(type_),
         "messages": item is not None and types.is_struct(item) and {"role", "content"} <= set(item.names),
         "tools": item is not None and types.is_struct(item),
         "prompt_token_ids": item is not None and types.is_integer(item),
@@ -39,10 +39,24 @@ def check_type(role: str, type_: pa.DataType, where: str) -> None:
     check_json_type(role, type_, where)
 
 
+def is_text(type_: pa.DataType) -> bool:
+    """Is a value of this type text?"""
+    if types.is_dictionary(type_):
+        return is_text(type_.value_type)
+    return bool(types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_))
+
+
+def item_type(type_: pa.DataType) -> pa.DataType | None:
+    """Of what a list is a list; None of another type."""
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        return type_.value_type
+    return None
+
+
 def check_json_type(role: str, type_: pa.DataType, where: str) -> None:
     """Raise InputError for a type whose values JSON cannot hold, at any depth."""
     for part in _parts(type_):
-        if types.is_temporal(part) or not (_is_text(part) or types.is_primitive(part) or types.is_null(part)):
+        if types.is_temporal(part) or not (is_text(part) or types.is_primitive(part) or types.is_null(part)):
             raise InputError(f"{part} inside a {role} column has no JSON form", where=where)
 
 
@@ -55,7 +69,7 @@ def check_castable(type_: pa.DataType, where: str) -> None:
 
 def has_text(type_: pa.DataType) -> bool:
     """Does a value of this type hold text, at any depth?"""
-    return any(_is_text(part) for part in _parts(type_))
+    return any(is_text(part) for part in _parts(type_))
 
 
 def cells(array: pa.Array) -> list[Any]:
@@ -106,29 +120,17 @@ def _decode(value: Any) -> Any:
 
 def _as_bytes(type_: pa.DataType) -> pa.DataType:
     """`type_` with bytes in the place of text."""
-    if _is_text(type_):
+    if is_text(type_):
         return pa.large_binary()
     if types.is_struct(type_):
         return pa.struct([field.with_type(_as_bytes(field.type)) for field in type_])
-    item = _item_type(type_)
+    item = item_type(type_)
     return type_ if item is None else pa.large_list(_as_bytes(item))
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    if types.is_dictionary(type_):
-        return _is_text(type_.value_type)
-    return bool(types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_))
-
-
-def _item_type(type_: pa.DataType) -> pa.DataType | None:
-    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
-        return type_.value_type
-    return None
 
 
 def _parts(type_: pa.DataType) -> Iterator[pa.DataType]:
     """The types at the leaves of `type_`; of a type that nests in a way not known here, itself."""
-    item = _item_type(type_)
+    item = item_type(type_)
     if types.is_struct(type_):
         for field in type_:
             yield from _parts(field.type)

@@ -17,6 +17,7 @@ from batchgen.errors import InputError, nearest
 from batchgen.io.canonical import plain_type, type_json
 from batchgen.io.columns import check_castable, check_type, has_text
 from batchgen.io.crossing import Partners, draw, pick, second_table
+from batchgen.io.own_sampling import check_own_type
 from batchgen.io.reader import SAMPLE_COLUMNS, InputFile, Inputs, Source, open_parquet, read_blocks, read_keys
 from batchgen.io.rendering import PromptTemplate
 from batchgen.io.row_keys import NO_REPEATS, find_repeats, hash_keys
@@ -52,9 +53,8 @@ def scan_inputs(spec: JobSpec, base_dir: Place) -> Inputs:
         raise InputError(
             "no row is left to generate for", where="inputs", hint="see where, and whether files are empty"
         )
-    output_schema(
-        inputs.passthrough, params=spec.sampling, metadata={}
-    )  # refuses names and types that the output cannot hold
+    # Refuses names and types that the output cannot hold.
+    output_schema(inputs.passthrough, params=spec.sampling, own_sampling=spec.own_sampling, metadata={})
     _check_text(inputs)
     return _with_unique_keys(inputs)
 
@@ -92,6 +92,7 @@ def _scan_entry(
                     partners=partners,
                     source=source,
                     is_output=is_output,
+                    sampling=entry.sampling or {},
                 ),
                 both,
             )
@@ -241,9 +242,10 @@ def _check_columns(entry: InputSpec, row_key: RowKeySpec, schema: pa.Schema, pat
     roles = entry.columns.model_dump(exclude_none=True) if entry.columns else {}
     if row_key.column is not None:
         roles["row_key"] = row_key.column
-    template = PromptTemplate.of(entry)
+    template, own = PromptTemplate.of(entry), entry.sampling or {}
     derived = SAMPLE_COLUMNS if row_key.derive == "sample" else ()
-    for name in (*roles.values(), *entry.passthrough, *derived, *(template.names if template else ())):
+    read = (*roles.values(), *own.values(), *derived, *(template.names if template else ()))
+    for name in (*read, *entry.passthrough):
         if name not in schema.names:
             raise InputError(f"no column {name!r}", where=str(path), hint=nearest(name, schema.names))
         if schema.names.count(name) > 1:
@@ -252,6 +254,8 @@ def _check_columns(entry: InputSpec, row_key: RowKeySpec, schema: pa.Schema, pat
         check_type(role, schema.field(name).type, f"{path}: {name}")
     for name in derived:
         check_type("row_key", schema.field(name).type, f"{path}: {name}")
+    for parameter, name in own.items():
+        check_own_type(parameter, schema.field(name).type, f"{path}: {name}")
     if template:
         template.check_types(schema, str(path))
 

@@ -2,9 +2,9 @@
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from batchgen.errors import InputError, RowError
 from batchgen.io.canonical import to_plain
 from batchgen.io.columns import Undecodable, cells, chat, without_nulls
 from batchgen.io.crossing import Partners
+from batchgen.io.own_sampling import sampling_texts
 from batchgen.io.parquet_file import open_parquet_file
 from batchgen.io.rendering import PromptTemplate, Unrendered
 from batchgen.io.row_keys import Repeats, content_key
@@ -54,6 +55,7 @@ class InputFile:
     partners: Partners | None = None  # of each row taken, which may be taken more than once
     source: Source | None = None  # the run that made the file's rows, if the job names a run
     is_output: bool = False  # holds rows that batchgen made
+    sampling: Mapping[str, str] = field(default_factory=dict)  # parameter -> the column in which a row says it
 
     def row_numbers(self, start: int, stop: int) -> NDArray[np.int64]:
         """The row numbers of the `start`th to `stop`th row taken."""
@@ -140,10 +142,11 @@ class InputRow(NamedTuple):
     tools: list[Any] | None = None
     prompt_token_ids: list[Any] | None = None
     error: RowError | None = None
+    sampling: str | None = None  # what it says of its own sampling: row_sampling.sampling_text
 
 
 _ROLES = InputRow._fields[2:6]
-_FAULTY = {Undecodable, Unrendered}
+_FAULTY = {Undecodable, Unrendered, RowError}
 _Contents = dict[str, list[Any]]  # role -> the value of each row of a block
 
 
@@ -167,19 +170,24 @@ def read_rows(inputs: Inputs, start: int, stop: int) -> Iterator[InputRow]:
         contents = _contents(block)
         keys = _keys(inputs, block, contents)
         places = [f"{block.file.label} row {number}" for number in block.numbers.tolist()]
-        if any(not _FAULTY.isdisjoint(map(type, values)) for values in contents.values()):
-            yield from map(_row, keys, places, _by_row(contents))
+        own = sampling_texts(block.batch, block.file.sampling)
+        if any(not _FAULTY.isdisjoint(map(type, values)) for values in (*contents.values(), own)):
+            yield from map(_row, keys, places, _by_row(contents), own)
         else:
-            yield from map(InputRow, keys, places, *(contents.get(role, repeat(None)) for role in _ROLES))
+            roles = (contents.get(role, repeat(None)) for role in _ROLES)
+            yield from map(InputRow, keys, places, *roles, repeat(None), own)
 
 
-def _row(key: str, where: str, content: dict[str, Any]) -> InputRow:
+def _row(key: str, where: str, content: dict[str, Any], own: str | RowError | None) -> InputRow:
+    if isinstance(own, RowError):
+        return InputRow(key, where, error=own)
     for role, value in content.items():
         if isinstance(value, Unrendered):
-            return InputRow(key, where, error=value.error)
+            return InputRow(key, where, error=value.error, sampling=own)
         if isinstance(value, Undecodable):
-            return InputRow(key, where, error=RowError("prompt_encoding", f"{role} holds bytes that are not UTF-8"))
-    return InputRow(key, where, **content)
+            error = RowError("prompt_encoding", f"{role} holds bytes that are not UTF-8")
+            return InputRow(key, where, error=error, sampling=own)
+    return InputRow(key, where, **content, sampling=own)
 
 
 def read_keys(inputs: Inputs) -> Iterator[list[str]]:
@@ -300,7 +308,7 @@ def _key_columns(inputs: Inputs, file: InputFile) -> list[str]:
 
 
 def _row_columns(inputs: Inputs, file: InputFile) -> list[str]:
-    return [*_key_columns(inputs, file), *file.prompt_columns.values()]
+    return [*_key_columns(inputs, file), *file.prompt_columns.values(), *file.sampling.values()]
 
 
 def _contents(block: Block) -> _Contents:

@@ -1,7 +1,7 @@
 """The columns of the output: explicit, the same whatever the rows hold. One Parquet row is one sample."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from batchgen.errors import InputError
 from batchgen.io.canonical import plain_columns, plain_type
-from batchgen.io.hashing import ROW_HASH, leaves
+from batchgen.io.hashing import ROW_HASH, leaves, params_hash
 from batchgen.records import Completion, SamplingParams
+from batchgen.row_sampling import OWN, with_own
 
 SCHEMA_VERSION = 2  # of the columns, the canonical bytes and the manifest; a change of any is a new version
 
@@ -42,6 +43,8 @@ COLUMN_TEXTS: dict[str, str] = {
     "layer, ids ascending, 0 in layers without experts; with sampling.routed_experts only",
     "routed_experts_shape": "[num_prompt_tokens + num_output_tokens - 1, layers, experts of a token]",
     "routed_experts_dtype": '"uint8" or, for more than 256 experts, "uint16", little endian',
+    "sampling": "what the row said of its own sampling, as RFC 8785 JSON; with inputs[].sampling only; null where it "
+    "said nothing, or what cannot be",
     "params_hash": "xxh3_128 of the sampling parameters without n",
     ROW_HASH: "xxh3_128 of the row's other columns in canonical bytes",
 }
@@ -78,8 +81,9 @@ _ROUTES = (
     pa.field("routed_experts_dtype", pa.string()),
 )
 _OPTIONAL = (*_LOGPROBS, *_TOP_LOGPROBS, *_PROMPT_LOGPROBS, *_PROMPT_TOP_LOGPROBS, *_KEPT, *_REASONING, *_ROUTES)
+_OWN = (pa.field("sampling", pa.string()),)
 _TAIL = (pa.field("params_hash", pa.string(), nullable=False), pa.field(ROW_HASH, pa.string(), nullable=False))
-_CORE = {field.name: field for field in (*_HEAD, *_OPTIONAL, *_TAIL)}
+_CORE = {field.name: field for field in (*_HEAD, *_OPTIONAL, *_OWN, *_TAIL)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +93,21 @@ class Row:
     seed: int
     prompt_token_ids: tuple[int, ...] | None
     completion: Completion
+    _: KW_ONLY
+    sampling: str | None = None  # what the row said of its own
 
 
-def output_schema(passthrough: pa.Schema, *, params: SamplingParams, metadata: Mapping[str, str]) -> pa.Schema:
+def output_schema(
+    passthrough: pa.Schema,
+    *,
+    params: SamplingParams,
+    metadata: Mapping[str, str],
+    own_sampling: Collection[str] = (),
+) -> pa.Schema:
     """The schema of every file of a run: the core columns, then `passthrough` under types that Parquet holds exactly.
 
-    `params.logprobs` None has no logprob columns, 0 no top_logprobs; so for the prompt's. Raises InputError for a
+    `params.logprobs` None has no logprob columns, 0 no top_logprobs; so for the prompt's. With
+    `own_sampling`, parameters that rows say themselves, there is a column of what they say. Raises InputError for a
     passthrough column that has a core column's name or cannot be stored.
     """
     fields = list(_HEAD)
@@ -107,6 +120,7 @@ def output_schema(passthrough: pa.Schema, *, params: SamplingParams, metadata: M
     fields += _KEPT if params.kept_tokens is not None else ()
     fields += _REASONING if params.reasoning is not None else ()
     fields += _ROUTES if params.routed_experts else ()
+    fields += _OWN if own_sampling else ()
     fields += _TAIL
     for field in passthrough:
         if field.name in OUTPUT_COLUMNS:
@@ -117,8 +131,12 @@ def output_schema(passthrough: pa.Schema, *, params: SamplingParams, metadata: M
     return pa.schema(fields, metadata=dict(metadata))
 
 
-def rows_to_table(rows: Sequence[Row], passthrough: pa.Table, params_hash: str, schema: pa.Schema) -> pa.Table:
-    """The rows of one shard as Arrow, hashed. `passthrough` holds one row for each row_key of `rows`, in order."""
+def rows_to_table(rows: Sequence[Row], passthrough: pa.Table, params: SamplingParams, schema: pa.Schema) -> pa.Table:
+    """The rows of one shard as Arrow, hashed. `passthrough` holds one row for each row_key of `rows`, in order.
+
+    `params` are the job's.
+    """
+    hashes_of = {text: params_hash(with_own(params, text)) for text in {row.sampling for row in rows}}
     done = [row.completion for row in rows]
     failed = [completion.finish_reason == "error" for completion in done]
     columns: dict[str, Sequence[Any]] = {
@@ -132,10 +150,12 @@ def rows_to_table(rows: Sequence[Row], passthrough: pa.Table, params_hash: str, 
         "num_prompt_tokens": [_size(row.prompt_token_ids) for row in rows],
         "finish_reason": [completion.finish_reason for completion in done],
         "stop_reason": [_stop_reason(completion.stop_reason) for completion in done],
-        "params_hash": [params_hash] * len(rows),
+        "params_hash": [hashes_of[row.sampling] for row in rows],
     }
     for name in ("text", "token_ids", *(field.name for field in _OPTIONAL if field.name in schema.names)):
         columns[name] = [None if c.finish_reason == "error" else getattr(c, name) for c in done]
+    if schema.names[schema.names.index("params_hash") - 1] == "sampling":
+        columns["sampling"] = [row.sampling for row in rows]
     columns["num_output_tokens"] = [_size(ids) for ids in columns["token_ids"]]
     core = [pa.array(columns[f.name], f.type) for f in schema if f.name in columns]
     names = [field.name for field in schema if field.name in columns]
@@ -165,8 +185,8 @@ def as_written(rows: pa.Table) -> pa.Table:
 
 def rows_schema() -> dict[str, Any]:
     """The JSON Schema of a row, as a JSON object of its columns."""
-    everything = output_schema(pa.schema([]), params=EVERYTHING, metadata={})
-    optional = {field.name for field in _OPTIONAL}
+    everything = output_schema(pa.schema([]), params=EVERYTHING, own_sampling=OWN, metadata={})
+    optional = {field.name for field in (*_OPTIONAL, *_OWN)}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "batchgen row",

@@ -21,7 +21,7 @@ from batchgen.io.finding import Finding
 from batchgen.io.hashing import ROW_HASH, leaves, shard_digest
 from batchgen.io.manifest import Manifest, ShardRecord, Tally, part_name
 from batchgen.io.parquet_file import open_parquet_file
-from batchgen.io.row_rules import RULED, RowRules
+from batchgen.io.row_rules import RowRules
 from batchgen.io.shard_faults import KeysOf, Suspect, other_part
 from batchgen.io.writer import row_keys_json
 from batchgen.object_path import StoreError
@@ -29,7 +29,7 @@ from batchgen.places import Place
 
 _GROUP_ROWS = 4096  # enough to make the cost of a group small, and few enough to stay in the cache
 _GROUP_BYTES = 32 << 20  # of decoded rows
-_JUDGED = [*RULED, "finish_reason", "num_prompt_tokens", "num_output_tokens", ROW_HASH]
+_COUNTED = ["finish_reason", "num_prompt_tokens", "num_output_tokens", ROW_HASH]
 _UNREADABLE = (pa.ArrowException, BatchgenError, OSError, ValueError, MemoryError)
 
 CheckedShard = tuple[ShardRecord, list[bytes], list[Finding]]
@@ -89,6 +89,7 @@ class _Checker:
     def __init__(self, run: Place, manifest: Manifest, keys_of: KeysOf | None) -> None:
         self._run, self._manifest, self._keys_of = run, manifest, keys_of
         self._rules = RowRules.of(manifest)
+        self._judged = [*self._rules.columns, *_COUNTED]
         self._columns = [list(column) for column in manifest.columns]
         self._schema: pa.Schema | None = None  # of the latest file whose columns were right
         self._held: list[_Loaded] = []
@@ -151,7 +152,7 @@ class _Checker:
         for batch in file.iter_batches(batch_rows, use_threads=False):
             table = pa.Table.from_batches([batch])
             loaded.leaves += leaves(table)
-            judged.append(plain_columns(table.select(_JUDGED)))
+            judged.append(plain_columns(table.select(self._judged)))
         loaded.judged = pa.concat_tables(judged)
         return loaded
 
@@ -178,7 +179,7 @@ class _Checker:
         for loaded in files:
             assert loaded.rows is not None
             loaded.leaves = found[at : at + loaded.rows.num_rows]
-            loaded.judged, at = plain_columns(loaded.rows.select(_JUDGED)), at + loaded.rows.num_rows
+            loaded.judged, at = plain_columns(loaded.rows.select(self._judged)), at + loaded.rows.num_rows
 
     def _sound(self, files: Sequence[_Loaded]) -> set[int]:
         """The indices of the shards of which everything holds."""

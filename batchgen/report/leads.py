@@ -91,9 +91,9 @@ def _lengths(run: Summary) -> str:
     ok = tally.stop + tally.length
     half = f"Half of the answers have at most {counted(answers.median, 'token')}."
     if not tally.length:
-        return f"{half} None was cut at max_tokens = {number(run.max_tokens)}."
+        return f"{half} None was cut at {run.cut_at}."
     cut = f"{number(tally.length)} of {number(ok)} answers ({percent(tally.length, ok)})"
-    return f"{half} {cut} were cut at max_tokens = {number(run.max_tokens)}."
+    return f"{half} {cut} were cut at {run.cut_at}."
 
 
 def _throughput(run: Summary) -> str:

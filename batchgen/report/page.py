@@ -108,7 +108,7 @@ def _outcomes(run: Summary) -> list[tuple[str, str, str, str, int]]:
     """(status, finish reason, what it means, class of its colour, count)"""
     return [
         ("ok", "stop", "the model ended it, or a stop string did", "fill-0", run.tally.stop),
-        ("ok", "length", f"cut at max_tokens = {number(run.max_tokens)}", "fill-1", run.tally.length),
+        ("ok", "length", f"cut at {run.cut_at}", "fill-1", run.tally.length),
         ("error", "error", "no answer; the codes say why", "fill-2", run.tally.error),
     ]
 

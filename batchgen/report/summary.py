@@ -80,8 +80,8 @@ class Summary:
     planned: int  # samples
     prompts: int  # input rows of the plan
     n: int
-    max_tokens: int
-    greedy: bool
+    max_tokens: int | None  # None: rows say it themselves
+    greedy: bool  # all rows
     tally: Tally
     probes: int  # of the rows that are there; all were exact, or their shard were not
     evidence: int  # files that tell of probes that were not
@@ -95,6 +95,11 @@ class Summary:
     samples: tuple[Sample, ...]
     identity: Identity
     diff: Diff | None  # against another run, which is its B
+
+    @property
+    def cut_at(self) -> str:
+        """What the longest answers were cut at."""
+        return "max_tokens" if self.max_tokens is None else f"max_tokens = {self.max_tokens:,}"
 
 
 def summarise(run: Place, decode: Decode | None = None, against: Place | None = None) -> Summary:
@@ -120,8 +125,8 @@ def summarise(run: Place, decode: Decode | None = None, against: Place | None = 
         planned=manifest.plan.num_samples,
         prompts=manifest.plan.rows,
         n=manifest.plan.n,
-        max_tokens=job.sampling.max_tokens,
-        greedy=job.sampling.temperature == 0,
+        max_tokens=None if "max_tokens" in job.own_sampling else job.sampling.max_tokens,
+        greedy=job.sampling.temperature == 0 and "temperature" not in job.own_sampling,
         tally=found.tally,
         probes=manifest.probes,
         evidence=len(evidence_files(run)),

@@ -58,21 +58,15 @@ class PromptBuilder:
         self._templates = {name: ChatTemplate(source, now=now, variables=variables) for name, source in sources.items()}
         self._check_read(chat_template_kwargs or {})
 
-    def build(self, row: PromptRow) -> list[int]:
-        """The prompt ids: at least one, each in the vocabulary, with room for max_tokens after them.
+    def build(self, row: PromptRow, max_tokens: int | None = None) -> list[int]:
+        """The prompt ids: at least one, each in the vocabulary, with room for max_tokens after them; None: the job's.
 
         Raises RowError with one of the prompt codes, "control_token" or "template"; SpecError when the template asks
         for the time and the job does not say it; ModelError when there is no template for messages.
         """
         if row.error is not None:
             raise row.error
-        if row.prompt_token_ids is not None:
-            return self._fit([], self._check_ids(row.prompt_token_ids), [])
-        if row.messages is not None:
-            return self._add_special_tokens(self._encode_chat(row), wanted=self._policy.add_special_tokens is True)
-        return self._add_special_tokens(
-            self._encode_prompt(row.prompt), wanted=self._policy.add_special_tokens is not False
-        )
+        return self._fit(*self._parts(row), self._max_tokens if max_tokens is None else max_tokens)
 
     def control_tokens(self, row: PromptRow) -> list[str]:
         """The control tokens written in the row's data, in order. Raises RowError for a row that is not well formed."""
@@ -81,6 +75,15 @@ class PromptBuilder:
         else:
             data = row.prompt
         return self._tokenizer.control_tokens.find_all(data)
+
+    def _parts(self, row: PromptRow) -> tuple[list[int], list[int], list[int]]:
+        """What stands before the ids of a row, these, and what comes behind them."""
+        if row.prompt_token_ids is not None:
+            return [], self._check_ids(row.prompt_token_ids), []
+        if row.messages is not None:
+            return self._with_special_tokens(self._encode_chat(row), wanted=self._policy.add_special_tokens is True)
+        ids = self._encode_prompt(row.prompt)
+        return self._with_special_tokens(ids, wanted=self._policy.add_special_tokens is not False)
 
     def _encode_prompt(self, prompt: str | None) -> list[int]:
         text = check_text(prompt, "the prompt")
@@ -132,23 +135,23 @@ class PromptBuilder:
                 raise RowError("prompt_type", f"prompt_token_ids[{i}] is {token_id!r}, not one of the {limit} ids")
         return list(ids)
 
-    def _add_special_tokens(self, ids: list[int], *, wanted: bool) -> list[int]:
+    def _with_special_tokens(self, ids: list[int], *, wanted: bool) -> tuple[list[int], list[int], list[int]]:
         if not wanted:
-            return self._fit([], ids, [])
+            return [], ids, []
         prefix, suffix = list(self._tokenizer.prefix_ids), list(self._tokenizer.suffix_ids)
         begins = bool(prefix) and ids[: len(prefix)] == prefix  # a template, or an allowed literal, wrote it already
-        return self._fit([] if begins else prefix, ids, suffix)
+        return [] if begins else prefix, ids, suffix
 
-    def _fit(self, prefix: list[int], ids: list[int], suffix: list[int]) -> list[int]:
+    def _fit(self, prefix: list[int], ids: list[int], suffix: list[int], max_tokens: int) -> list[int]:
         if not ids:
             raise RowError("prompt_empty", "the prompt has no tokens")
-        room = self._max_model_len - self._max_tokens - len(prefix) - len(suffix)
+        room = self._max_model_len - max_tokens - len(prefix) - len(suffix)
         if len(ids) > room:
             if self._policy.overlong == "error" or room < 1:
                 length, limit = len(prefix) + len(ids) + len(suffix), self._max_model_len
                 raise RowError(
                     "prompt_overlong",
-                    f"{length} prompt tokens and max_tokens {self._max_tokens} do not fit in max_model_len {limit}",
+                    f"{length} prompt tokens and max_tokens {max_tokens} do not fit in max_model_len {limit}",
                 )
             ids = ids[-room:]
         return prefix + ids + suffix

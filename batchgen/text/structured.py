@@ -1,10 +1,14 @@
 """What a job says of the form of its answers, tried before a row is made."""
 
+from collections.abc import Collection
+from functools import lru_cache
 from importlib.metadata import version
 
 from batchgen.errors import RowError, SpecError
 from batchgen.records import SamplingParams, StructuredOutputs
+from batchgen.row_sampling import FORMS
 from batchgen.schema_text import schema_text
+from batchgen.text.grammar import Vocabulary
 from batchgen.text.least_tokens import Pieces, least_of_choice, least_of_schema
 from batchgen.text.tokenizer import Tokenizer
 
@@ -43,13 +47,24 @@ def check_structured(
         raise SpecError(message, where=where, hint="raise max_tokens, or ask for less")
 
 
-def grammar_digest(params: SamplingParams) -> dict[str, str]:
-    """What else the answers of a job with a grammar depend on: the version of what compiles it."""
-    return {} if params.structured_outputs is None else {"grammars": f"llguidance {version('llguidance')}"}
+def grammar_digest(params: SamplingParams, own: Collection[str] = ()) -> dict[str, str]:
+    """What else the answers of a job with a grammar depend on: the version of what compiles it.
+
+    `own`: parameters that rows say themselves.
+    """
+    if params.structured_outputs is None and not set(FORMS) & set(own):
+        return {}
+    return {"grammars": f"llguidance {version('llguidance')}"}
+
+
+@lru_cache(1)
+def _pieces(vocabulary: Vocabulary) -> Pieces:
+    """Rows may each have a schema, and to sort all tokens takes longer than to look at one."""
+    return Pieces(vocabulary)
 
 
 def _least(outputs: StructuredOutputs, tokenizer: Tokenizer, max_tokens: int) -> float:
-    pieces = Pieces(tokenizer.vocabulary)
+    pieces = _pieces(tokenizer.vocabulary)
     if outputs.choice is not None:
         return least_of_choice(outputs.choice, pieces)
     if outputs.json_schema is not None:

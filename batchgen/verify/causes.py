@@ -108,6 +108,7 @@ _RULES: tuple[tuple[str, frozenset[Effect]], ...] = (
     (r"inputs\[\d+\]\.(where|limit|sample\b.*)", frozenset({"rows"})),
     (r"inputs\[\d+\]\.(columns|prompt_template|messages_template)\b.*", _PROMPT),
     (r"inputs\[\d+\]\.passthrough\b.*", frozenset({"columns"})),
+    (r"inputs\[\d+\]\.sampling\b.*", frozenset({"params", "prompt_error", "columns"})),
     (r"inputs\b.*", _INPUT | {"columns"}),
     (r"row_key\..*", _INPUT),
     (r"sampling\.n", frozenset({"rows"})),
@@ -135,12 +136,19 @@ def _effects(key: str, a: Manifest, b: Manifest) -> frozenset[Effect]:
         and any(_is(row_key, "on_duplicate", "suffix") for row_key, _ in settings)
     ):
         acts = _INPUT  # k#2 is the second of the rows taken
+    if acts == _INPUT and any(_has_own_sampling(m.spec) for m in (a, b)):
+        acts = acts | {"params"}
     if _A_PROMPT.search(key) and any(_is(row_key, "derive", "content_hash") for row_key, _ in settings):
         acts = acts | {"rows"}
     truncates = any(_is(prompts, "overlong", "truncate_left") for _, prompts in settings)
     if truncates and key.endswith(("max_model_len", "sampling.max_tokens")):
         acts = acts | {"prompt"}
     return acts
+
+
+def _has_own_sampling(spec: Mapping[str, Any]) -> bool:
+    inputs = spec.get("inputs")
+    return isinstance(inputs, list) and any(isinstance(one, Mapping) and "sampling" in one for one in inputs)
 
 
 def _is(section: Any, key: str, value: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from batchgen.errors import EngineError, ModelError, RunError, SpecError, VerifyError
+from batchgen.errors import EngineError, ModelError, RowError, RunError, SpecError, VerifyError
 from batchgen.executor.base import Engine
 from batchgen.executor.replica import only_ranks_open_weights, start_replica
 from batchgen.executor.run_config import RunConfig
@@ -18,11 +18,12 @@ from batchgen.io.parquet_file import open_parquet_file
 from batchgen.io.row_rules import RowRules
 from batchgen.io.shard_check import check_shard
 from batchgen.io.shard_faults import expected_ids
-from batchgen.loader import LoadedModel, Progress, bad_words_token_ids, limits_json, load_model
+from batchgen.loader import LoadedModel, Progress, bad_words_token_ids, limits_json, load_model, row_params
 from batchgen.places import Place, join
 from batchgen.records import Request, SamplingParams
 from batchgen.seeds import sample_seed
 from batchgen.spec import JobSpec
+from batchgen.text.asking import RowParams
 from batchgen.text.structured import grammar_digest
 from batchgen.verify.integrity import off_plan
 
@@ -56,13 +57,18 @@ class Ledger:
         then = manifest.fingerprint
         _same(str(model.path), "tokenizer", then.get("tokenizer_digest"), model.tokenizer.digest)
         _same(str(model.path), "limits", then.get("limits"), limits_json(model))
-        _same_grammars(run, then.get("grammars"), grammar_digest(spec.sampling).get("grammars"))
+        _same_grammars(run, then.get("grammars"), grammar_digest(spec.sampling, spec.own_sampling).get("grammars"))
         return cls(run, manifest, spec, model, job_dir, bad_words_token_ids(spec.sampling, model.tokenizer))
 
     @property
     def params(self) -> SamplingParams:
-        """Of every row."""
+        """Of every row, but for what it says itself."""
         return self.spec.sampling
+
+    @cached_property
+    def own_params(self) -> RowParams:
+        """Of rows that say some themselves."""
+        return row_params(self.spec, self.model)
 
     @property
     def config(self) -> RunConfig:
@@ -111,12 +117,19 @@ class Ledger:
 
     def request(self, row: Mapping[str, Any]) -> Request:
         """The request whose answer `row` is, a row of `table` with prompt ids."""
-        return self.ask(row["row_key"], row["sample_index"], row["prompt_token_ids"])
+        own = row["sampling"] if self.spec.own_sampling else None
+        return self.ask(row["row_key"], row["sample_index"], row["prompt_token_ids"], own)
 
-    def ask(self, row_key: str, sample_index: int, prompt_token_ids: Sequence[int]) -> Request:
-        """The request for a sample of this job."""
-        seed, ids = self.seed(row_key, sample_index), tuple(prompt_token_ids)
-        return Request(row_key, sample_index, seed, ids, self.params, self.bad_words_token_ids)
+    def ask(
+        self, row_key: str, sample_index: int, prompt_token_ids: Sequence[int], sampling: str | None = None
+    ) -> Request:
+        """The request for a sample of this job, whose row says `sampling` itself."""
+        seed, ids, words = self.seed(row_key, sample_index), tuple(prompt_token_ids), self.bad_words_token_ids
+        try:
+            params = self.own_params.of(sampling)
+        except RowError as error:
+            raise edited(self.run, f"row {row_key!r} sample {sample_index}: its sampling cannot be: {error}") from None
+        return Request(row_key, sample_index, seed, ids, params, words, sampling=sampling)
 
     def seed(self, row_key: str, sample_index: int) -> int:
         """Derived anew: a seed that is stored may have been chosen for what it draws."""

@@ -18,8 +18,8 @@ from batchgen.records import Request
 from batchgen.verify.ledger import Ledger
 
 # What others follow from comes first. Columns that are not here come last, in their order.
-_ORDER = ["row_key", "sample_index", "params_hash", "prompt_token_ids", "seed", "status", "error_code", "error_message"]
-_ORDER += ["token_ids", "logprobs", "top_logprobs_ids", "top_logprobs_values", "text"]
+_ORDER = ["row_key", "sample_index", "sampling", "params_hash", "prompt_token_ids", "seed", "status"]
+_ORDER += ["error_code", "error_message", "token_ids", "logprobs", "top_logprobs_ids", "top_logprobs_values", "text"]
 _ORDER += [
     "reasoning",
     "finish_reason",

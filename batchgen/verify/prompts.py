@@ -14,14 +14,18 @@ from batchgen.io.manifest import ShardRecord
 from batchgen.io.reader import InputRow, Inputs, read_passthrough, read_rows
 from batchgen.io.schema import OUTPUT_COLUMNS, output_schema
 from batchgen.loader import prompt_builder
+from batchgen.text.asking import asked_by
 from batchgen.verify.ledger import Ledger
+
+_ASKED = "row_key", "prompt_token_ids", "sampling"
 
 
 class Prompt(NamedTuple):
-    """Of one sample: token ids, or why there are none."""
+    """Of one sample: token ids, or why there are none, and what its row says of its own sampling."""
 
     row_key: str
     ids: tuple[int, ...] | RowError
+    sampling: str | None = None
 
 
 class Prompts(Protocol):
@@ -45,9 +49,11 @@ class StoredPrompts:
     def of(self, shard: ShardRecord, stored: pa.Table, positions: Sequence[int]) -> tuple[list[Prompt], pa.Table]:
         """See Prompts."""
         chosen = stored.take(pa.array(positions, pa.int64()))
-        rows = chosen.select(["row_key", "prompt_token_ids"]).to_pylist()
+        core = chosen.column_names[: chosen.column_names.index("params_hash")]
+        rows = chosen.select([name for name in _ASKED if name in core]).to_pylist()
         names = [name for name in stored.column_names if name not in OUTPUT_COLUMNS]
-        return [Prompt(row["row_key"], tuple(row["prompt_token_ids"])) for row in rows], chosen.select(names)
+        prompts = [Prompt(row["row_key"], tuple(row["prompt_token_ids"]), row.get("sampling")) for row in rows]
+        return prompts, chosen.select(names)
 
 
 class InputPrompts:
@@ -58,7 +64,7 @@ class InputPrompts:
         self._n = ledger.manifest.plan.n
         _check_files(ledger)
         self._inputs = _scan(ledger)
-        self._build = prompt_builder(ledger.spec, ledger.model).build
+        self._build, self._params = prompt_builder(ledger.spec, ledger.model).build, ledger.own_params
 
     def known(self, stored: pa.Table, positions: Sequence[int]) -> list[int]:
         """See Prompts."""
@@ -70,7 +76,7 @@ class InputPrompts:
         wanted, made = set(rows), {}
         for offset, row in enumerate(read_rows(self._inputs, shard.start, shard.start + rows[-1] + 1)):
             if offset in wanted:
-                made[offset] = Prompt(row.row_key, self._ids(row))
+                made[offset] = self._prompt(row)
         passthrough = read_passthrough(self._inputs, shard.start, shard.stop)
         if passthrough.num_columns:
             passthrough = passthrough.take(pa.array(rows, pa.int64()))
@@ -83,16 +89,14 @@ class InputPrompts:
         for row in rows:
             if row.row_key == row_key:
                 found = [*before, row, *islice(rows, reach)]
-                made = [Prompt(one.row_key, self._ids(one)) for one in found]
+                made = [self._prompt(one) for one in found]
                 return made[: len(before)], made[len(before)], made[len(before) + 1 :]
             before.append(row)
         raise InputError(f"the input has no row {row_key!r}")
 
-    def _ids(self, row: InputRow) -> tuple[int, ...] | RowError:
-        try:
-            return tuple(self._build(row))
-        except RowError as error:
-            return error
+    def _prompt(self, row: InputRow) -> Prompt:
+        asked = asked_by(row, self._params, self._build)
+        return Prompt(row.row_key, asked.ids, asked.sampling)
 
 
 def _check_files(ledger: Ledger) -> None:
@@ -118,7 +122,7 @@ def _scan(ledger: Ledger) -> Inputs:
     if inputs.digest != ledger.manifest.fingerprint.get("inputs_digest"):
         what = f"other files: {', '.join(sorted(names))}" if names else "other rows of its files"
         raise InputError(f"the job now takes {what}", where=str(ledger.job_dir), hint="put the input back as it was")
-    schema = output_schema(inputs.passthrough, params=ledger.params, metadata={})
+    schema = output_schema(inputs.passthrough, params=ledger.params, own_sampling=ledger.spec.own_sampling, metadata={})
     if columns_json(schema) != [list(column) for column in ledger.manifest.columns]:
         raise InputError("the passthrough columns are not those of the run", where=str(ledger.job_dir))
     return inputs

@@ -11,7 +11,7 @@ import pyarrow as pa
 from batchgen.errors import InputError, RowError
 from batchgen.executor.base import Engine, Progress
 from batchgen.executor.run_config import RunConfig
-from batchgen.io.hashing import ROW_HASH, params_hash
+from batchgen.io.hashing import ROW_HASH
 from batchgen.io.manifest import ShardRecord
 from batchgen.io.schema import Row, rows_to_table
 from batchgen.places import Place
@@ -136,7 +136,6 @@ class _Work:
 
     def __init__(self, ledger: Ledger, prompts: Prompts, limit: int, progress: Progress) -> None:
         self._ledger, self._prompts, self._limit, self._progress = ledger, prompts, limit, progress
-        self._params_hash = params_hash(ledger.params)
         self._open: dict[int, _OpenShard] = {}  # by index
         self._asked: dict[tuple[str, int], tuple[int, int]] = {}  # -> (shard index, place among its chosen rows)
         self.exact = self.bad = self.prompt_errors = 0
@@ -173,11 +172,11 @@ class _Work:
         if isinstance(prompt.ids, RowError):
             error = prompt.ids
             failed = Completion(*name, (), "", "error", error_code=error.code, error_message=str(error))
-            self._place(shard, place, Row(self._ledger.seed(*name), None, failed))
+            self._place(shard, place, Row(self._ledger.seed(*name), None, failed, sampling=prompt.sampling))
             return
         if name in self._asked:
             raise edited(self._ledger.run, f"row {key!r} sample {sample_index} is there twice")
-        request = self._ledger.ask(key, sample_index, prompt.ids)
+        request = self._ledger.ask(key, sample_index, prompt.ids, prompt.sampling)
         self._open[shard].requests[place] = request
         self._asked[name] = shard, place
         yield request
@@ -187,7 +186,8 @@ class _Work:
         shard, place = self._asked.pop((completion.row_key, completion.sample_index))
         request = self._open[shard].requests[place]
         assert request is not None
-        self._place(shard, place, Row(request.seed, request.prompt_token_ids, completion))
+        row = Row(request.seed, request.prompt_token_ids, completion, sampling=request.sampling)
+        self._place(shard, place, row)
 
     def _place(self, shard: int, place: int, row: Row) -> None:
         opened = self._open[shard]
@@ -210,7 +210,7 @@ class _Work:
         carried = opened.passthrough
         if carried.num_columns:
             carried = carried.take(pa.array(firsts, pa.int64()))
-        made = rows_to_table(rows, carried, self._params_hash, opened.stored.schema)
+        made = rows_to_table(rows, carried, self._ledger.params, opened.stored.schema)
         stored = opened.stored.take(pa.array(places, pa.int64()))
         for at, (now, then) in enumerate(zip(made[ROW_HASH].to_pylist(), stored[ROW_HASH].to_pylist(), strict=True)):
             if now == then:

@@ -11,7 +11,7 @@ from batchgen.engine.trace import Place, Recorder, Trace, TracingRunner
 from batchgen.errors import VerifyError
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.start import Weights, start_engine
-from batchgen.io.hashing import ROW_HASH, params_hash
+from batchgen.io.hashing import ROW_HASH
 from batchgen.io.schema import Row, rows_to_table
 from batchgen.kernels.cpu.native import set_threads
 from batchgen.models.op_names import op_names
@@ -60,7 +60,8 @@ class Side:
         with closing(self.engine.generate(self.requests)) as completions:
             for completion in completions:
                 if (completion.row_key, completion.sample_index) == name:
-                    row = Row(self.request.seed, self.request.prompt_token_ids, completion)
+                    asked = self.request
+                    row = Row(asked.seed, asked.prompt_token_ids, completion, sampling=asked.sampling)
                     return Made(self._as_stored(row), completion.token_ids, recorder.trace)
         raise VerifyError("the engine gave no answer", where=f"row {name[0]!r} sample {name[1]}")
 
@@ -68,7 +69,7 @@ class Side:
         stored = self.row.table
         names = stored.column_names
         passthrough = stored.select(names[names.index(ROW_HASH) + 1 :])
-        return rows_to_table([row], passthrough, params_hash(self.request.params), stored.schema)
+        return rows_to_table([row], passthrough, self.row.ledger.params, stored.schema)
 
 
 def lone_config(ledger: Ledger) -> RunConfig:

@@ -179,7 +179,8 @@ def _columns(a: RunRows, b: RunRows, pairs: NDArray[np.int64], where: Mask) -> I
         mask = np.zeros_like(where)
         mask[rows] = odd
         if odd.any():
-            yield Seen("columns", name, "answer" if name in OUTPUT_COLUMNS else "carried"), mask
+            effect: Effect = "answer" if name in OUTPUT_COLUMNS else "carried"
+            yield Seen("columns", name, "params" if name == "sampling" else effect), mask
 
 
 def _still_to_make(there: Manifest, other: RunRows, places: Places) -> tuple[Mask, Mask]:

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from batchgen.errors import InputError, RowError
 from batchgen.executor.compare import from_bits
-from batchgen.io.hashing import params_hash
 from batchgen.io.manifest import ShardRecord
 from batchgen.io.run_folder import EVIDENCE, evidence_files
 from batchgen.io.schema import Row, output_schema, rows_to_table
@@ -59,7 +58,7 @@ class StoredRow:
     def _of_probe(cls, ledger: Ledger, evidence: dict[str, Any]) -> Self:
         """Its neighbours are those of the input."""
         key, index = evidence["row_key"], evidence["sample_index"]
-        request = ledger.ask(key, index, evidence["prompt_token_ids"])
+        request = ledger.ask(key, index, evidence["prompt_token_ids"], evidence.get("sampling"))
         beside, n = _beside(ledger), ledger.manifest.plan.n
         before, own, after = InputPrompts(ledger).around(key, -(-beside // n))
         samples = [(own, i) for i in range(n) if i != index]
@@ -79,7 +78,8 @@ def _beside(ledger: Ledger) -> int:
 
 
 def _requests(ledger: Ledger, table: pa.Table) -> list[Request | None]:
-    rows = table.select(["row_key", "sample_index", "prompt_token_ids"]).to_pylist()
+    own = ["sampling"] if ledger.spec.own_sampling else []
+    rows = table.select(["row_key", "sample_index", "prompt_token_ids", *own]).to_pylist()
     return [None if row["prompt_token_ids"] is None else ledger.request(row) for row in rows]
 
 
@@ -96,7 +96,7 @@ def _last_first(groups: Iterable[list[Request | None]], most: int) -> list[Reque
 def _ask(ledger: Ledger, samples: Iterable[tuple[Prompt, int]]) -> Iterator[Request]:
     for prompt, index in samples:
         if not isinstance(prompt.ids, RowError):
-            yield ledger.ask(prompt.row_key, index, prompt.ids)
+            yield ledger.ask(prompt.row_key, index, prompt.ids, prompt.sampling)
 
 
 def _evidence(ledger: Ledger, row_key: str, sample_index: int) -> dict[str, Any] | None:
@@ -118,6 +118,6 @@ def _evidence(ledger: Ledger, row_key: str, sample_index: int) -> dict[str, Any]
 
 def _table(ledger: Ledger, request: Request, answer: dict[str, Any]) -> pa.Table:
     """Without what is carried from the input."""
-    schema = output_schema(pa.schema([]), params=ledger.params, metadata={})
-    row = Row(request.seed, request.prompt_token_ids, from_bits(answer))
-    return rows_to_table([row], pa.table({}), params_hash(request.params), schema)
+    schema = output_schema(pa.schema([]), params=ledger.params, own_sampling=ledger.spec.own_sampling, metadata={})
+    row = Row(request.seed, request.prompt_token_ids, from_bits(answer), sampling=request.sampling)
+    return rows_to_table([row], pa.table({}), ledger.params, schema)

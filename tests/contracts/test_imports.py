@@ -101,6 +101,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Files that belong to the unit of another name.
 UNIT_OF = {
     "object_path": "places",
+    "row_sampling": "spec",
     "schema_text": "spec",
     "spec_evals": "spec",
     "spec_inputs": "spec",

@@ -9,6 +9,7 @@ import pytest
 from support.scalar_rows import row_leaves
 
 from batchgen.errors import InputError
+from batchgen.io.hashing import params_hash
 from batchgen.io.schema import Row, output_schema, rows_schema, rows_to_table
 from batchgen.records import Completion, SamplingParams
 
@@ -27,7 +28,7 @@ def failure(key: str = "a", index: int = 0, message: str = "no") -> Row:
 
 def make(rows: list[Row], passthrough: pa.Table = EMPTY, logprobs: int | None = None) -> pa.Table:
     schema = output_schema(passthrough.schema, params=SamplingParams(logprobs=logprobs), metadata={"a": "b"})
-    return rows_to_table(rows, passthrough, "f" * 64, schema)
+    return rows_to_table(rows, passthrough, SamplingParams(), schema)
 
 
 def test_an_answer() -> None:
@@ -36,7 +37,7 @@ def test_an_answer() -> None:
     assert row == {
         "row_key": "a", "sample_index": 0, "seed": 2**64 - 1, "status": "ok", "error_code": None, "error_message": None,
         "prompt_token_ids": [1, 2, 3], "text": "hi", "token_ids": [5, 6], "finish_reason": "stop", "stop_reason": "\n",
-        "num_prompt_tokens": 3, "num_output_tokens": 2, "params_hash": "f" * 64,
+        "num_prompt_tokens": 3, "num_output_tokens": 2, "params_hash": params_hash(SamplingParams()),
     }  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def test_columns_of_the_prompt_come_when_asked() -> None:
     for wanted, there in ((None, 0), (0, 1), (3, 3)):
         schema = output_schema(pa.schema([]), params=SamplingParams(prompt_logprobs=wanted), metadata={})
         assert [name for name in schema.names if name in names] == list(names[:there])
-        done, failed = rows_to_table([row, failure()], EMPTY, "", schema).to_pylist()
+        done, failed = rows_to_table([row, failure()], EMPTY, SamplingParams(), schema).to_pylist()
         assert [done[name] for name in names[:there]] == [[None, -0.5], [None, [7]], [None, [-0.5]]][:there]
         assert all(failed[name] is None for name in names[:there])
         validator.validate(done)

@@ -120,9 +120,9 @@ def row_of(out: Path, row_key: str, sample_index: int = 0) -> tuple[int, int, di
     raise KeyError(row_key)
 
 
-def forge(out: Path, row_key: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change sample 0 of a row as someone would who knows the formats: every hash, digest, count and the root fit."""
-    shard, position, row = row_of(out, row_key)
+def forge(out: Path, row_key: str, change: Callable[[dict[str, Any]], dict[str, Any]], sample_index: int = 0) -> None:
+    """Change a sample of a row as someone would who knows the formats: every hash, digest, count and the root fit."""
+    shard, position, row = row_of(out, row_key, sample_index)
     path = out / part_name(shard)
     table = pq.read_table(path)
     rows = table.to_pylist()
