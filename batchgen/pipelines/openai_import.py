@@ -1,4 +1,4 @@
-"""An OpenAI batch file -> a job file and its input, one job for each setting of sampling that the lines ask for."""
+"""An OpenAI batch file -> a job file and its input: where lines ask for several settings, rows say what they ask."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchgen.errors import InputError, SpecError
+from batchgen.io.own_sampling import own_type
 from batchgen.io.writer import write_atomically
 from batchgen.pipelines.openai_lines import error_line
 from batchgen.pipelines.openai_request import BatchRequest, LineFault, RequestFault, parse_line, parse_request
@@ -44,8 +45,9 @@ class Imported:
 def import_batch(
     source: Place, job: Path, asked: Asked, *, split: bool = False, errors: Path | None = None
 ) -> Imported:
-    """Write the job file `job` and its input for the requests in `source`; with `split`, JOB-1, JOB-2, ... where they
-    ask for several settings. Requests that cannot be asked go to the error file `errors`; without one, they refuse all.
+    """Write the job file `job` and its input for the requests in `source`. Requests that cannot be asked go to the
+    error file `errors`; without one, they refuse all. With `split`, JOB-1, JOB-2, ... where lines ask for several
+    settings that no row can say itself.
 
     Raises InputError: a line that is no request, one custom_id twice, requests that cannot be asked, several settings.
     """
@@ -65,7 +67,7 @@ def import_batch(
     if not settings:
         raise InputError("holds no request that can be asked", where=str(source))
     if len(settings) > 1 and not split:
-        what = f"its lines ask for {len(settings)} settings of sampling, and a job has one"
+        what = f"its lines ask for {len(settings)} settings of what a job has once: n, logprobs, seed, chats or prompts"
         raise InputError(what, where=str(source), hint="--split writes a job for each")
     names = [job] if not split or len(settings) == 1 else [_numbered(job, at) for at in range(1, len(settings) + 1)]
     for path, requests in zip(names, settings.values(), strict=True):
@@ -108,13 +110,16 @@ def _write_job(path: Path, requests: list[BatchRequest], asked: Asked) -> None:
     names = any("name" in message for request in requests if first.kind == "messages" for message in request.prompt)
     fields = [("role", pa.string()), ("content", pa.string()), *([("name", pa.string())] if names else [])]
     type_ = _TYPES.get(first.kind) or pa.list_(pa.struct(fields))
+    sampling, own = _shared(requests)
     table = pa.table(
         {
             "custom_id": [request.custom_id for request in requests],
             first.kind: pa.array([request.prompt for request in requests], type_),
             MODEL_COLUMN: [request.model for request in requests],
+            **{name: pa.array([request.own.get(name) for request in requests], own_type(name)) for name in own},
         }
     )
+    said = {"sampling": {name: name for name in own}} if own else {}
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     write_atomically(data, memoryview(sink.getvalue()))
@@ -124,12 +129,25 @@ def _write_job(path: Path, requests: list[BatchRequest], asked: Asked) -> None:
         "name": re.sub(r"[^A-Za-z0-9._ -]|^[^A-Za-z0-9]", "x", path.stem),
         "model": {"path": here} | ({"sha256": asked.sha256} if asked.sha256 else {}),
         "numerics": asked.numerics,
-        "inputs": [{"path": data.name, "columns": {first.kind: first.kind}, "passthrough": [MODEL_COLUMN]}],
+        "inputs": [{"path": data.name, "columns": {first.kind: first.kind}, "passthrough": [MODEL_COLUMN]} | said],
         "row_key": {"column": "custom_id"},
-        "sampling": first.sampling,
+        "sampling": sampling,
         "seed": first.seed,
     }
     write_atomically(path, ("\n".join(_yaml(document)) + "\n").encode())
+
+
+def _shared(requests: list[BatchRequest]) -> tuple[dict[str, Any], list[str]]:
+    """The `sampling` of the job, and the parameters that its rows say themselves, for they differ."""
+    names = dict.fromkeys(name for request in requests for name in request.own)
+    own = [name for name in names if any(one.own.get(name) != requests[0].own.get(name) for one in requests)]
+    first = requests[0].sampling
+    sampling = {name: value for name, value in first.items() if name not in own}
+    if "json_schema" in own:
+        sampling.pop("structured_outputs", None)
+    if "max_tokens" in own:  # a job's own parameters must go together, too
+        sampling["max_tokens"] = max(request.own["max_tokens"] for request in requests)
+    return sampling, own
 
 
 def _yaml(document: dict[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from batchgen.errors import nearest
 from batchgen.records import SamplingParams, StructuredOutputs, check_params
+from batchgen.row_sampling import OWN
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _ENVELOPE = {"custom_id", "method", "url", "body"}
@@ -35,9 +36,21 @@ class BatchRequest:
     seed: int
 
     @property
+    def own(self) -> dict[str, Any]:
+        """What of `sampling` a row can say itself, by the names of `row_sampling`; a schema is text."""
+        schema = self.sampling.get("structured_outputs", {}).get("json_schema")
+        form = {} if schema is None else {"json_schema": json.dumps(schema, ensure_ascii=False)}
+        return {name: value for name, value in self.sampling.items() if name in OWN} | form
+
+    @property
+    def of_job(self) -> dict[str, Any]:
+        """What of `sampling` only a job can say."""
+        return {name: value for name, value in self.sampling.items() if name not in (*OWN, "structured_outputs")}
+
+    @property
     def setting(self) -> str:
         """Equal for requests that one job can hold."""
-        return json.dumps([self.kind, self.sampling, self.seed], sort_keys=True)
+        return json.dumps([self.kind, self.of_job, self.seed], sort_keys=True)
 
 
 def parse_line(line: str) -> tuple[str, str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from support.tiny_jobs import make, samples_of
 from batchgen.errors import Interrupted
 from batchgen.executor.base import Progress
 from batchgen.io.manifest import read_manifest
+from batchgen.spec import JobSpec
 from batchgen.text.asking import RowParams
 from batchgen.verify.explain import explain_run
 from batchgen.verify.integrity import verify_run
@@ -47,25 +48,28 @@ def whole(folder: Path) -> Path:
     return folder / "whole"
 
 
-def said_by_the_job(folder: Path) -> Rows:
+@pytest.fixture(scope="module")
+def wanted(folder: Path) -> Rows:
+    """Of jobs that say for all rows what those of a kind say themselves."""
     rows: Rows = {}
     for index in range(len(KINDS)):
-        out = folder / "kinds" / str(index)
-        make(folder, out, f"kind{index}", probe=0)
-        rows |= rows_of(out)
+        make(folder, folder / "kinds" / str(index), f"kind{index}", probe=0)
+        rows |= rows_of(folder / "kinds" / str(index))
     return without_record(rows)
 
 
-def test_every_row_is_that_of_a_job_which_says_the_same(
-    folder: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = said_by_the_job(folder)
+def test_every_row_is_that_of_a_job_which_says_the_same(whole: Path, wanted: Rows) -> None:
     assert without_record(rows_of(whole)) == wanted
     assert {row["status"] for row in wanted.values()} == {"ok"}
-    # The counter-test: rows that are asked with the job's own parameters would be seen in every kind but the first.
+
+
+def test_counter_rows_that_nobody_listens_to_are_caught(
+    folder: Path, wanted: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the job's own parameters: other tokens in every kind but the first, which says nothing."""
     monkeypatch.setattr(RowParams, "of", lambda self, sampling: self.job)
-    make(folder, folder / "deaf", "own", probe=0)
-    deaf = without_record(rows_of(folder / "deaf"))
+    make(folder, tmp_path / "deaf", "own", probe=0)
+    deaf = rows_of(tmp_path / "deaf")
     odd = {int(name[0][1:]) % len(KINDS) for name, row in deaf.items() if row["token_ids"] != wanted[name]["token_ids"]}
     assert odd == set(range(1, len(KINDS)))
 
@@ -123,13 +127,11 @@ def test_an_earlier_run_gives_the_rows_that_still_say_the_same(folder: Path, who
     assert make(tmp_path, tmp_path / "again", "own").root == report.root
 
 
-def test_jobs_whose_rows_say_nothing_stay_as_they_were(folder: Path, whole: Path) -> None:
-    out = folder / "kinds" / "0"
-    if not out.exists():
-        make(folder, out, "kind0", probe=0)
-    columns = [name for name, _ in read_manifest(out).columns]
+def test_jobs_whose_rows_say_nothing_stay_as_they_were(folder: Path, whole: Path, wanted: Rows) -> None:
+    plain, own = (read_manifest(out) for out in (folder / "kinds" / "0", whole))
+    columns = [name for name, _ in plain.columns]
     assert "sampling" not in columns
-    there = [name for name, _ in read_manifest(whole).columns]
-    assert there == [*columns[:-2], "sampling", *columns[-2:]]
-    assert "sampling" not in read_manifest(out).spec["inputs"][0]
-    assert set(OWN) == set(TYPES)
+    assert [name for name, _ in own.columns] == [*columns[:-2], "sampling", *columns[-2:]]
+    [entry] = JobSpec.from_resolved(plain.spec).resolved()["inputs"]
+    assert "sampling" not in entry
+    assert OWN.keys() == TYPES.keys()

@@ -101,11 +101,15 @@ def load_root(run: Path) -> str:
 def test_an_import_and_an_export(folder: Path, tmp_path: Path) -> None:
     body = {"model": "x", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     request = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    (tmp_path / "in.jsonl").write_text(json.dumps(request) + "\n")
+    other = request | {"custom_id": "b", "body": body | {"max_tokens": 2, "temperature": 0}}
+    (tmp_path / "in.jsonl").write_text(json.dumps(request) + "\n" + json.dumps(other) + "\n")
     command("import-openai", tmp_path / "in.jsonl", "--job", tmp_path / "job.yaml", "--model", folder / "model")
     assert load_spec(tmp_path / "job.yaml").sampling.max_tokens == 4
     command("run", tmp_path / "job.yaml", "--out", tmp_path / "run")
     command("export-openai", tmp_path / "run", tmp_path / "out.jsonl")
-    [line] = (tmp_path / "out.jsonl").read_text().splitlines()
-    assert json.loads(line)["custom_id"] == "a"
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(line["custom_id"], line["response"]["body"]["usage"]["completion_tokens"]) for line in lines] == [
+        ("a", 4),
+        ("b", 2),
+    ]
     assert (tmp_path / "out-errors.jsonl").read_text() == ""

@@ -28,6 +28,7 @@ from batchgen.executor.run_config import RunConfig
 from batchgen.io.earlier_run import EarlierRun
 from batchgen.io.manifest import ReuseRecord, read_manifest, write_manifest
 from batchgen.io.schema import EVERYTHING, output_schema
+from batchgen.row_sampling import OWN
 from batchgen.verify.integrity import verify_run
 
 Change = Callable[[pa.Table], pa.Table]
@@ -134,7 +135,7 @@ def test_a_sample_is_from_the_run_that_has_its_prompt(there: Path, tmp_path: Pat
 
 def test_it_is_known_of_every_column_where_it_comes_from() -> None:
     """A new one is refused until it is: then it belongs in one of the sets, and in tests/determinism/test_reuse.py."""
-    columns = output_schema(pa.schema([]), params=EVERYTHING, metadata={}).names
+    columns = output_schema(pa.schema([]), params=EVERYTHING, own_sampling=OWN, metadata={}).names
     assert set(columns) == reuse._TAKEN | reuse._MADE
 
 

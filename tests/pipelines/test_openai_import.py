@@ -111,12 +111,31 @@ def test_max_tokens_that_no_line_says(tmp_path: Path) -> None:
     assert spec.sampling.max_tokens == 33
 
 
+def test_what_rows_can_say_differs_by_line(tmp_path: Path) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "required": []}}}
+    lines = [
+        line("a", temperature=0.25, top_p=0.5),
+        line("b", max_tokens=9, min_tokens=2, stop="x", top_p=0.5),
+        line("c", max_tokens=7, response_format=form, top_p=0.5),
+    ]
+    spec, rows = load(tmp_path, *lines)
+    assert spec.sampling == SamplingParams(top_p=0.5, max_tokens=9), "which none of its rows leaves to it"
+    own = ("temperature", "max_tokens", "min_tokens", "stop", "json_schema")
+    assert spec.inputs[0].sampling == {name: name for name in own}
+    assert [tuple(row[name] for name in own) for row in rows] == [
+        (0.25, 8, None, None, None),
+        (None, 9, 2, ["x"], None),
+        (None, 7, None, None, '{"type": "object", "required": []}'),
+    ]
+
+
 def test_several_settings_are_several_jobs(tmp_path: Path) -> None:
-    lines = [line("a"), line("b", temperature=0), line("c"), line("d", "/v1/completions", temperature=0)]
-    assert "ask for 3 settings of sampling" in refused(tmp_path, *lines)
+    lines = [line("a"), line("b", n=2), line("c", temperature=0), line("d", "/v1/completions", temperature=0)]
+    assert "ask for 3 settings of what a job has once" in refused(tmp_path, *lines)
     found = import_batch(write(tmp_path, *lines), tmp_path / "job.yaml", ASKED, split=True)
     assert [Path(job).name for job in found.jobs] == ["job-1.yaml", "job-2.yaml", "job-3.yaml"]
-    assert [load_spec(Path(job)).sampling.temperature for job in found.jobs] == [1, 0, 0]
+    assert [load_spec(Path(job)).sampling.n for job in found.jobs] == [1, 2, 1]
+    assert [load_spec(Path(job)).own_sampling for job in found.jobs] == [{"temperature"}, frozenset(), frozenset()]
     keys = [pq.read_table(Path(job).with_suffix(".parquet"))["custom_id"].to_pylist() for job in found.jobs]
     assert keys == [["a", "c"], ["b"], ["d"]]
 
