@@ -55,7 +55,8 @@ def _lines(manifest: Manifest, license: str) -> Iterator[str]:
     spec = job_of(manifest)
     model = {"model": f"`{spec.model.path}`", "numerics": f"`{spec.numerics}`", "seed": str(spec.seed)}
     sampling = spec.resolved()["sampling"]
-    yield from _table(model | {key: f"`{json.dumps(value)}`" for key, value in sampling.items()})
+    own = dict.fromkeys(spec.own_sampling, ", where a row does not say its own")
+    yield from _table(model | {key: f"`{json.dumps(value)}`{own.get(key, '')}" for key, value in sampling.items()})
     yield from ("", "## Where its rows come from", "")
     yield from _lineage(manifest)
     yield from ("", "## Columns", "")

@@ -11,10 +11,13 @@ from support.own_jobs import KINDS, ROWS, write_own_jobs
 from support.tiny_jobs import make
 from support.tiny_runs import forge, replay
 
-from batchgen.errors import VerifyError
+from batchgen.errors import RunError, VerifyError
+from batchgen.exports.export import export_run
 from batchgen.io.hashing import params_hash
 from batchgen.io.manifest import part_name, read_manifest
 from batchgen.io.row_rules import job_of
+from batchgen.pipelines.card import write_card
+from batchgen.report.summary import summarise
 from batchgen.row_sampling import with_own
 from batchgen.verify.diff import diff_runs
 from batchgen.verify.integrity import verify_run
@@ -99,6 +102,17 @@ def test_a_sampling_that_its_model_cannot_compile(run: Path) -> None:
     fault = r"row 'k2' sample [01]: its sampling cannot be: json_schema: failed to compile"
     with pytest.raises(VerifyError, match=fault):
         replay(run)
+
+
+def test_what_tells_of_a_run_as_a_whole_does_not_speak_for_its_rows(run: Path, tmp_path: Path) -> None:
+    readme, _ = write_card(run, "other")
+    text = readme.read_text(encoding="utf-8")
+    assert "| temperature | `0.9`, where a row does not say its own |" in text
+    assert "| n | `2` |" in text
+    assert (summary := summarise(run)).cut_at == "max_tokens"
+    assert not summary.greedy
+    with pytest.raises(RunError, match="have temperatures of their own"):
+        export_run(run, tmp_path / "out.parquet", "verl")
 
 
 def test_diff_names_them(whole: Path) -> None:
