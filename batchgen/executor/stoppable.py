@@ -6,32 +6,10 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from batchgen.errors import Interrupted
+from batchgen.errors import BatchgenError, Interrupted
 from batchgen.io.run_folder import RunFolder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def stoppable(folder: RunFolder) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the block with Interrupted; a second one ends the process at once."""
-    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
-        yield
-        return
-
-    def stop(number: int, _: FrameType | None) -> None:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    before = {each: signal.signal(each, stop) for each in SIGNALS}
-    try:
-        yield
-    except KeyboardInterrupt as stopped:
-        raise interrupted(folder, str(stopped)) from None
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 class Stop:
@@ -39,6 +17,37 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = ""
+
+
+@contextlib.contextmanager
+def stoppable(folder: RunFolder) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the block with Interrupted; a second one ends the process at once.
+
+    It may come in the middle of anything, such as the import of a library, and then often turns into another error.
+    """
+    found = Stop()
+    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
+        yield
+        return
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        found.asked = signal.Signals(number).name
+        raise KeyboardInterrupt(found.asked)
+
+    before = {each: signal.signal(each, stop) for each in SIGNALS}
+    try:
+        yield
+    except BatchgenError:
+        raise
+    except BaseException as error:
+        if not (found.asked or isinstance(error, KeyboardInterrupt)):
+            raise
+        raise interrupted(folder, found.asked or str(error)) from None
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextlib.contextmanager
