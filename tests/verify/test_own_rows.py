@@ -7,20 +7,25 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.bent_engine import bend
 from support.own_jobs import KINDS, ROWS, write_own_jobs
 from support.tiny_jobs import make
 from support.tiny_runs import forge, replay
 
 from batchgen.errors import RunError, VerifyError
+from batchgen.executor.probes import Probes
 from batchgen.exports.export import export_run
 from batchgen.io.hashing import params_hash
 from batchgen.io.manifest import part_name, read_manifest
 from batchgen.io.row_rules import job_of
 from batchgen.pipelines.card import write_card
+from batchgen.records import Completion
 from batchgen.report.summary import summarise
 from batchgen.row_sampling import with_own
 from batchgen.verify.diff import diff_runs
+from batchgen.verify.explain import explain_run
 from batchgen.verify.integrity import verify_run
+from batchgen.verify.ledger import Ledger
 
 HOT = '{"temperature":90,"top_p":1}'  # k2 said less
 
@@ -113,6 +118,24 @@ def test_what_tells_of_a_run_as_a_whole_does_not_speak_for_its_rows(run: Path, t
     assert not summary.greedy
     with pytest.raises(RunError, match="have temperatures of their own"):
         export_run(run, tmp_path / "out.parquet", "verl")
+
+
+def test_the_evidence_of_a_probe_says_it_too(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row is in no file, and explain makes it again as it was asked."""
+    plain = Probes.answer
+
+    def bent(self: Probes, second: Completion) -> int | None:
+        return plain(self, bend(second, "logprob") if second.row_key == "k2" else second)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Probes, "answer", bent)
+        with pytest.raises(VerifyError, match=r"row 'k2' sample [01] was made twice and differs"):
+            make(whole.parent.parent, tmp_path / "run", "own", rows_per_shard=1, probe=1, max_num_seqs=1)
+    [evidence] = (json.loads(path.read_bytes()) for path in (tmp_path / "run/evidence").iterdir())
+    assert json.loads(evidence["sampling"]) == KINDS[2]
+    ledger = Ledger.open(tmp_path / "run", lambda done, total: None, whole.parent.parent)
+    found = explain_run(ledger, "k2", evidence["sample_index"])
+    assert [side.reproduced for side in found.sides] == [True, True]
 
 
 def test_diff_names_them(whole: Path) -> None:
