@@ -20,7 +20,11 @@ def explain(error: ValidationError, model: type[BaseModel], not_yet: Collection[
 
     `not_yet` are dotted keys that users may expect and that are refused as not supported yet.
     """
-    return [problem for details in error.errors() for problem in _explain(details, model, not_yet)]
+    found = error.errors()
+    inside = {details["loc"][:length] for details in found for length in range(len(details["loc"]))}
+    # A list all of whose items are wrong is also too short, for pydantic: it is not.
+    told = [details for details in found if details["type"] != "too_short" or details["loc"] not in inside]
+    return [problem for details in told for problem in _explain(details, model, not_yet)]
 
 
 def _explain(details: ErrorDetails, model: type[BaseModel], not_yet: Collection[str]) -> Iterator[KeyProblem]:

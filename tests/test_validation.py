@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from batchgen.validation import explain
 
@@ -26,6 +26,7 @@ class Outer(BaseModel):
     inner: Inner | None = None
     items: tuple[Inner, ...] = ()
     sizes: dict[int, float] = {}
+    some: Annotated[tuple[Inner, ...], Field(min_length=1)] = (Inner(),)
 
 
 def problems(document: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -44,6 +45,8 @@ def problems(document: dict[str, Any]) -> list[tuple[str, str, str]]:
         ({"items": [{"plain": {"widht": 1}}]}, "items[0].plain.widht", "unknown key", "did you mean 'width'?"),
         ({"inner": {"future": 1}}, "inner.future", "is not supported yet", "remove it"),
         ({"inner": {"colour": 1.1}}, "inner.colour", "must be a string, got 1.1", "write it in quotes"),
+        ({"some": []}, "some", "must have at least 1 item, not 0, got []", ""),
+        ({"some": [{"zzz": 1}]}, "some[0].zzz", "unknown key", "known: colour, plain"),  # and not: none
         ({"items": {}}, "items", "must be a list, got {}", ""),
         ({"inner": 3}, "inner", "must be a mapping, got 3", ""),
         ({"sizes": {"1": "x" * 99}}, "sizes.1", f"must be a number, got '{'x' * 56}...", ""),
