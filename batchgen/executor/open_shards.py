@@ -153,7 +153,7 @@ class OpenShards:
             opened.slowest = tuple(nlargest(_SLOWEST, (*opened.slowest, timed)))
         self.probes.sample_ended(completion)
         if asked.is_probe:
-            self.probes.hold(request, completion, asked.shard)
+            self.probes.hold(request, completion, asked.shard, known is not None)
         if known is None:
             row = Row(request.seed, request.prompt_token_ids, completion, sampling=request.sampling)
         else:

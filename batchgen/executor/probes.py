@@ -24,7 +24,7 @@ class Probe:
     first: Completion
     shard: int  # index
     ended: int  # samples that had ended when `first` came, this one included
-    is_reused: bool = False  # `first` is of an earlier run
+    is_reused: bool = False  # `first` is of an earlier run, but for logprobs that were scored
 
 
 _DISTRUST = (
@@ -95,9 +95,9 @@ class Probes:
         self._ended += 1
         self._last_ended.append((completion.row_key, completion.sample_index))
 
-    def hold(self, request: Request, first: Completion, shard: int) -> None:
+    def hold(self, request: Request, first: Completion, shard: int, is_reused: bool = False) -> None:
         """The first answer of a chosen sample has come."""
-        self._waiting.append(Probe(request, first, shard, self._ended))
+        self._waiting.append(Probe(request, first, shard, self._ended, is_reused))
 
     def again(self, request: Request, first: Completion, shard: int) -> Request:
         """To be asked now: a chosen sample whose first answer is of an earlier run, and so had other company."""

@@ -111,9 +111,11 @@ def test_what_cannot_be_scored_is_made(folder: Path, tmp_path: Path, caplog: pyt
     assert "logprobs of mode processed are asked for now" in caplog.messages[-1]
 
 
-@pytest.mark.parametrize("probe", [0, 1])
+@pytest.mark.parametrize(
+    ("probe", "error", "why"), [(0, AssertionError, "assert "), (1, VerifyError, "was taken from an earlier run")]
+)
 def test_counter_one_bit_in_what_is_scored_is_caught(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: int
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: int, error: type[Exception], why: str
 ) -> None:
     right = StepRows.scored
 
@@ -122,5 +124,5 @@ def test_counter_one_bit_in_what_is_scored_is_caught(
 
     fresh(folder, "features")
     monkeypatch.setattr(StepRows, "scored", off)
-    with pytest.raises(VerifyError if probe else AssertionError):
+    with pytest.raises(error, match=why):
         extended(folder, tmp_path / "run", "none", "features", probe)
