@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -185,7 +186,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _stop_reason(text: str | None, params: SamplingParams) -> int | str | None:
-    is_id = text is not None and text.startswith("token:") and text not in params.stop
+    is_id = text is not None and re.fullmatch(r"token:\d+", text) and text not in params.stop
     return int(text[6:]) if text is not None and is_id else text
 
 
