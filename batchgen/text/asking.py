@@ -7,13 +7,15 @@ from typing import NamedTuple, Protocol
 from batchgen.errors import RowError
 from batchgen.records import SamplingParams
 from batchgen.row_sampling import with_own
-from batchgen.text.prompt import PromptRow
 
 _MOST = 128  # settings that are remembered: each may hold a schema
 
 
-class AskingRow(PromptRow, Protocol):
-    """A row with what it says of its own sampling."""
+class AskingRow(Protocol):
+    """What a row has beside its prompt."""
+
+    @property
+    def error(self) -> RowError | None: ...
 
     @property
     def sampling(self) -> str | None: ...
