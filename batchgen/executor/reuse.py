@@ -172,7 +172,7 @@ class Reuse:
                 return None
             done, lacks = replace(done, logprobs=()), False
         done = _as_asked(done, self._params)
-        return Known(source.number, sample["seed"], tuple(sample["prompt_token_ids"]), done, lacks, own)
+        return Known(source.number, sample["seed"], tuple(sample["prompt_token_ids"] or ()), done, lacks, own)
 
 
 def completion_of(row: Mapping[str, Any]) -> Completion:

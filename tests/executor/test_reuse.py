@@ -225,7 +225,8 @@ def test_a_run_whose_hashes_fit_but_not_its_root_is_refused(there: Path, tmp_pat
 def test_a_forged_row_is_found_by_its_probe(there: Path, tmp_path: Path, replicas: int) -> None:
     """Its hashes, digest and root fit; only making it again tells."""
     run(make_job(there / "in"), tmp_path / "old")
-    run_damage.forge(tmp_path / "old", 1, run_damage.put("stop_reason", 5, "token:?"), root=True)
+    for column, row, value in (("stop_reason", 5, "token:?"), ("prompt_token_ids", 8, None)):
+        run_damage.forge(tmp_path / "old", 1, run_damage.put(column, row, value), root=True)
     job, reason = (
         make_job(there / "in", sampling={"n": 3}),
         "'row-10' sample 1 was taken from an earlier run, made again",
