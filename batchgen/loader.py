@@ -19,7 +19,6 @@ from batchgen.models.source import resolve_model
 from batchgen.places import Place
 from batchgen.records import SamplingParams
 from batchgen.spec import JobSpec, load_spec
-from batchgen.text.asking import RowParams
 from batchgen.text.prompt import PromptBuilder
 from batchgen.text.reasoning import check_reasoning
 from batchgen.text.structured import check_structured, grammar_digest
@@ -95,8 +94,8 @@ def prompt_builder(spec: JobSpec, model: LoadedModel) -> PromptBuilder:
     )
 
 
-def row_params(spec: JobSpec, model: LoadedModel) -> RowParams:
-    """The parameters of rows that say some themselves."""
+def own_check(model: LoadedModel) -> Callable[[SamplingParams], None]:
+    """What raises RowError "sampling" for parameters of a row that no answer of the model could have."""
     vocab_size = model.config.vocab_size
 
     def check(params: SamplingParams) -> None:
@@ -106,7 +105,7 @@ def row_params(spec: JobSpec, model: LoadedModel) -> RowParams:
             form = error.where.removeprefix("sampling.structured_outputs.")
             raise RowError("sampling", f"{form}: {error.message}") from error
 
-    return RowParams(spec.sampling, check)
+    return check
 
 
 @contextmanager
@@ -141,7 +140,7 @@ def load_job(
             build_prompt=prompt_builder(spec, model).build,
             bad_words_token_ids=bad_words_token_ids(params, model.tokenizer),
             digests={"limits": limits_json(model), **grammar_digest(params, spec.own_sampling)},
-            own_params=row_params(spec, model),
+            check_own=own_check(model),
         )
     return job, model
 

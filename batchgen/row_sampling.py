@@ -53,13 +53,13 @@ def sampling_text(values: Mapping[str, Any]) -> str | None:
     for name, value in said.items():
         try:
             if name == "json_schema":
-                said[name] = schema_text(value)
+                said[name] = value = schema_text(value)
         except ValueError as error:  # what follows a colon hangs on Python's version, and rows must not
             raise RowError("sampling", f"{name}: {str(error).partition(':')[0]}") from None
         try:
             rfc8785.dumps(value)
         except ValueError:
-            raise RowError("sampling", f"{name}: {value!r} has no exact JSON form") from None
+            raise RowError("sampling", f"{name}: {value!r:.80} has no exact JSON form") from None
     return rfc8785.dumps(said).decode() if said else None
 
 

@@ -62,6 +62,8 @@ def test_the_hash_is_that_of_a_job_that_says_it() -> None:
         ({"top_k": 2**60}, "top_k: 1152921504606846976 has no exact JSON form"),
         ({"json_schema": '{"a'}, "json_schema: is no JSON"),
         ({"json_schema": "[]"}, "json_schema: must be a JSON object"),
+        ({"json_schema": '{"a":"\\ud800"}'}, 'json_schema: \'{"a":"\\ud800"}\' has no exact JSON form'),
+        ({"regex": "\ud800" + 99 * "a"}, "regex: '\\ud800" + 73 * "a" + " has no exact JSON form"),
     ],
 )
 def test_what_has_no_text(values: dict[str, Any], fault: str) -> None:

@@ -19,7 +19,7 @@ from batchgen.executor.work import Failure, News, Started, Told, Work
 from batchgen.executor.worker import Mailbox, Worker
 from batchgen.io.reader import Inputs
 from batchgen.io.row_keys import NO_REPEATS
-from batchgen.loader import bad_words_token_ids, limits_json, load_model, prompt_builder, row_params
+from batchgen.loader import bad_words_token_ids, limits_json, load_model, own_check, prompt_builder
 from batchgen.places import Place
 from batchgen.spec import JobSpec
 
@@ -61,7 +61,7 @@ def open_replica(setup: ReplicaSetup, on_death: Callable[[str], None]) -> tuple[
         params=spec.sampling,
         build_prompt=prompt_builder(spec, model).build,
         bad_words_token_ids=bad_words_token_ids(spec.sampling, model.tokenizer),
-        own_params=row_params(spec, model),
+        check_own=own_check(model),
     )
     return job, engine
 

@@ -51,11 +51,15 @@ class Job:
     build_prompt: Callable[..., Sequence[int]]  # InputRow, and its max_tokens if it says it -> token ids, or RowError
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)  # of further files that bits depend on
-    own_params: RowParams | None = None  # of rows that say some themselves; None: the model has nothing to say of them
+    check_own: Callable[[SamplingParams], None] = lambda _: None  # of a row that says some itself; raises RowError
+    own_params: RowParams = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "own_params", RowParams(self.params, self.check_own))
 
     def asked_by(self, row: InputRow) -> Asked:
         """What a row of the input asks."""
-        return asked_by(row, self.own_params or RowParams(self.params), self.build_prompt)
+        return asked_by(row, self.own_params, self.build_prompt)
 
     def fingerprint(self, engine: Proven) -> dict[str, str]:
         """All that the rows are a function of; two runs that differ in any of these are not the same run."""

@@ -18,7 +18,7 @@ from batchgen.io.parquet_file import open_parquet_file
 from batchgen.io.row_rules import RowRules
 from batchgen.io.shard_check import check_shard
 from batchgen.io.shard_faults import expected_ids
-from batchgen.loader import LoadedModel, Progress, bad_words_token_ids, limits_json, load_model, row_params
+from batchgen.loader import LoadedModel, Progress, bad_words_token_ids, limits_json, load_model, own_check
 from batchgen.places import Place, join
 from batchgen.records import Request, SamplingParams
 from batchgen.seeds import sample_seed
@@ -68,7 +68,7 @@ class Ledger:
     @cached_property
     def own_params(self) -> RowParams:
         """Of rows that say some themselves."""
-        return row_params(self.spec, self.model)
+        return RowParams(self.params, own_check(self.model))
 
     @property
     def config(self) -> RunConfig:

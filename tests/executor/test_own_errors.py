@@ -1,6 +1,7 @@
 """What a row says wrong is that row's error, known before the job runs; what a column cannot hold is the job's."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from support.own_jobs import BASE, OWN, SCHEMA, job_text, write_rows
 from support.tiny_jobs import make
 from support.tiny_models import write_tiny
 
-from batchgen.errors import InputError
+from batchgen.errors import InputError, RowError
 from batchgen.executor.base import Job
 from batchgen.loader import load_job, prompt_builder
 from batchgen.preflight import Preflight, preflight
@@ -55,6 +56,14 @@ def test_the_plan_knows_them(folder: Path) -> None:
     codes = [code for _, code, _ in CASES if code]
     assert {fault.code: fault.count for fault in found.faults} == {code: codes.count(code) for code in codes}
     assert found.max_output_tokens == 2 * (10 + 10 + 120), "each row's own, of rows that can be asked"
+
+
+def test_a_job_and_its_rows_have_the_same_parameters(folder: Path) -> None:
+    job, _ = load_job(folder / "job.yaml", lambda done, total: None)
+    other = replace(job, params=replace(job.params, top_k=3))
+    assert other.own_params.of('{"temperature":0.5}').top_k == other.own_params.of(None).top_k == 3
+    with pytest.raises(RowError, match="regex: "):
+        other.own_params.of('{"regex":"("}')
 
 
 def test_they_are_rows_of_the_run(folder: Path) -> None:
