@@ -131,7 +131,7 @@ def load_job(
         model = load_model(spec, path.parent, progress, found)
         spec = with_generation_config(spec, model.path)
         params = spec.sampling
-        _check_limits(params, model)
+        _check_limits(spec, model)
         job = Job(
             spec=spec,
             job_yaml=path.read_bytes(),
@@ -145,15 +145,15 @@ def load_job(
     return job, model
 
 
-def _check_limits(params: SamplingParams, model: LoadedModel) -> None:
+def _check_limits(spec: JobSpec, model: LoadedModel) -> None:
     """Refuse sampling that no row of this model could have."""
-    vocab_size = model.config.vocab_size
+    params, vocab_size = spec.sampling, model.config.vocab_size
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
         for token_id in ids:
             if token_id >= vocab_size:
                 message = f"{token_id} is not one of the {vocab_size} token ids of the model"
                 raise SpecError(message, where=f"sampling.{name}")
-    if params.max_tokens >= model.max_model_len:
+    if params.max_tokens >= model.max_model_len and "max_tokens" not in spec.own_sampling:
         message = f"{params.max_tokens} leaves no room for a prompt in max_model_len {model.max_model_len}"
         raise SpecError(message, where="sampling.max_tokens")
     check_experts(params, model)

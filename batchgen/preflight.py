@@ -147,7 +147,8 @@ def _output_bytes(spec: JobSpec, num_rows: int, output_tokens: int, prompt_token
     if spec.sampling.logprobs is not None:
         per_token += 4 + _BYTES_A_LOGPROB * spec.sampling.logprobs
     if spec.sampling.kept_tokens is not None:
-        per_token += 4 * (1 + min(spec.sampling.kept_tokens, max(spec.sampling.top_k, 0) or spec.sampling.kept_tokens))
+        top_k = 0 if "top_k" in spec.own_sampling else max(spec.sampling.top_k, 0)
+        per_token += 4 * (1 + min(spec.sampling.kept_tokens, top_k or spec.sampling.kept_tokens))
     per_prompt_token = 4 + experts
     if spec.sampling.prompt_logprobs is not None:
         per_prompt_token += 4 + _BYTES_A_LOGPROB * spec.sampling.prompt_logprobs

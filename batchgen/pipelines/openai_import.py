@@ -3,8 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +111,17 @@ def _write_job(path: Path, requests: list[BatchRequest], asked: Asked) -> None:
     names = any("name" in message for request in requests if first.kind == "messages" for message in request.prompt)
     fields = [("role", pa.string()), ("content", pa.string()), *([("name", pa.string())] if names else [])]
     type_ = _TYPES.get(first.kind) or pa.list_(pa.struct(fields))
-    sampling, own = _shared(requests)
+    said = [request.own for request in requests]
+    sampling, own = _shared(first.sampling, said)
     table = pa.table(
         {
             "custom_id": [request.custom_id for request in requests],
             first.kind: pa.array([request.prompt for request in requests], type_),
             MODEL_COLUMN: [request.model for request in requests],
-            **{name: pa.array([request.own.get(name) for request in requests], own_type(name)) for name in own},
+            **{name: pa.array([one.get(name) for one in said], own_type(name)) for name in own},
         }
     )
-    said = {"sampling": {name: name for name in own}} if own else {}
+    columns = {"sampling": {name: name for name in own}} if own else {}
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     write_atomically(data, memoryview(sink.getvalue()))
@@ -129,7 +131,7 @@ def _write_job(path: Path, requests: list[BatchRequest], asked: Asked) -> None:
         "name": re.sub(r"[^A-Za-z0-9._ -]|^[^A-Za-z0-9]", "x", path.stem),
         "model": {"path": here} | ({"sha256": asked.sha256} if asked.sha256 else {}),
         "numerics": asked.numerics,
-        "inputs": [{"path": data.name, "columns": {first.kind: first.kind}, "passthrough": [MODEL_COLUMN]} | said],
+        "inputs": [{"path": data.name, "columns": {first.kind: first.kind}, "passthrough": [MODEL_COLUMN]} | columns],
         "row_key": {"column": "custom_id"},
         "sampling": sampling,
         "seed": first.seed,
@@ -137,16 +139,17 @@ def _write_job(path: Path, requests: list[BatchRequest], asked: Asked) -> None:
     write_atomically(path, ("\n".join(_yaml(document)) + "\n").encode())
 
 
-def _shared(requests: list[BatchRequest]) -> tuple[dict[str, Any], list[str]]:
-    """The `sampling` of the job, and the parameters that its rows say themselves, for they differ."""
-    names = dict.fromkeys(name for request in requests for name in request.own)
-    own = [name for name in names if any(one.own.get(name) != requests[0].own.get(name) for one in requests)]
-    first = requests[0].sampling
+def _shared(first: Mapping[str, Any], said: list[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """The `sampling` of the job, and the parameters that its rows say themselves, for they differ.
+
+    `first`: that of a request; `said`: what rows can say of it, of each request.
+    """
+    own = [name for name in dict.fromkeys(chain(*said)) if any(one.get(name) != said[0].get(name) for one in said)]
     sampling = {name: value for name, value in first.items() if name not in own}
     if "json_schema" in own:
         sampling.pop("structured_outputs", None)
     if "max_tokens" in own:  # a job's own parameters must go together, too
-        sampling["max_tokens"] = max(request.own["max_tokens"] for request in requests)
+        sampling["max_tokens"] = max(one["max_tokens"] for one in said)
     return sampling, own
 
 

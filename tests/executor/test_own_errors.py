@@ -13,7 +13,7 @@ from support.own_jobs import BASE, OWN, SCHEMA, job_text, write_rows
 from support.tiny_jobs import make
 from support.tiny_models import write_tiny
 
-from batchgen.errors import InputError, RowError
+from batchgen.errors import InputError, RowError, SpecError
 from batchgen.executor.base import Job
 from batchgen.loader import load_job, prompt_builder
 from batchgen.preflight import Preflight, preflight
@@ -64,6 +64,24 @@ def test_a_job_and_its_rows_have_the_same_parameters(folder: Path) -> None:
     assert other.own_params.of('{"temperature":0.5}').top_k == other.own_params.of(None).top_k == 3
     with pytest.raises(RowError, match="regex: "):
         other.own_params.of('{"regex":"("}')
+
+
+def test_what_rows_say_is_not_held_against_the_job(folder: Path) -> None:
+    """One long answer must not refuse the others, and rows may keep more tokens than the job's top_k."""
+    path = folder / "other.yaml"
+    own = {name: OWN[name] for name in ("max_tokens", "top_k")}
+    path.write_text(job_text(BASE | {"max_tokens": 5000}, sampling=own))
+    faults = {fault.code: fault.count for fault in load(path)[1].faults}
+    assert faults == {"prompt_overlong": sum("max_tokens" not in said for said, _, _ in CASES) + 1}
+    path.write_text(job_text(BASE | {"max_tokens": 5000}, sampling={"top_k": OWN["top_k"]}))
+    with pytest.raises(SpecError, match="5000 leaves no room for a prompt"):
+        load(path)
+    sizes = []
+    for top_k, names in ((2, ()), (0, ()), (2, ("top_k",))):
+        entry = {"sampling": {name: OWN[name] for name in names}} if names else {}
+        path.write_text(job_text(BASE | {"kept_tokens": 50, "top_k": top_k}, **entry))
+        sizes.append(load(path)[1].max_output_bytes)
+    assert sizes[0] < sizes[1] == sizes[2]
 
 
 def test_they_are_rows_of_the_run(folder: Path) -> None:
