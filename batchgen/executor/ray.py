@@ -97,6 +97,9 @@ class _WithoutRay(io.TextIOBase):
     def write(self, text: str) -> int:
         return len(text) if current_thread().name.startswith("ray_") else self._stream.write(text)
 
+    def flush(self) -> None:  # the base class has one, which does nothing
+        self._stream.flush()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
