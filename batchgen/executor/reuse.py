@@ -21,8 +21,9 @@ from batchgen.io.same_job import differences
 from batchgen.io.schema import Row, output_schema
 from batchgen.places import Place, seen_from
 from batchgen.records import Completion, Request, SamplingParams
-from batchgen.row_sampling import FORMS, with_own
+from batchgen.row_sampling import FORMS
 from batchgen.spec import JobSpec
+from batchgen.text.asking import RowParams
 
 _ROW_BY_ROW = {"job_fingerprint", "inputs_digest", "params_hash"}  # of a fingerprint: what they cover is compared there
 _OF_NO_TOKEN = {"n", "logprobs", "prompt_logprobs"}  # of SamplingParams
@@ -124,6 +125,7 @@ class Reuse:
     def __init__(self, params: SamplingParams | None = None, sources: Sequence[_Source] = ()) -> None:
         """Made by `open`; else nothing is known of any sample."""
         self._params, self._sources = params or SamplingParams(), sources
+        self._own_params = RowParams(self._params)
 
     @classmethod
     def open(cls, paths: Iterable[Place], spec: JobSpec, fingerprint: Mapping[str, str], folder: RunFolder) -> Self:
@@ -166,7 +168,7 @@ class Reuse:
             return None
         lacks, done = source.lacks_logprobs, completion_of(sample)
         own = sample.get("sampling")
-        done = replace(done, stop_reason=_stop_reason(sample["stop_reason"], with_own(self._params, own)))
+        done = replace(done, stop_reason=_stop_reason(sample["stop_reason"], self._own_params.of(own)))
         if lacks and not done.token_ids:  # there is nothing to score
             if self._params.prompt_logprobs is not None:
                 return None
