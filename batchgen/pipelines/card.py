@@ -12,6 +12,7 @@ from batchgen.io.schema import COLUMN_TEXTS
 from batchgen.io.writer import write_whole
 from batchgen.pipelines.croissant import croissant
 from batchgen.places import Place
+from batchgen.row_sampling import FORMS
 
 README, CROISSANT = "README.md", "croissant.json"
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
@@ -55,8 +56,11 @@ def _lines(manifest: Manifest, license: str) -> Iterator[str]:
     spec = job_of(manifest)
     model = {"model": f"`{spec.model.path}`", "numerics": f"`{spec.numerics}`", "seed": str(spec.seed)}
     sampling = spec.resolved()["sampling"]
-    own = dict.fromkeys(spec.own_sampling, ", where a row does not say its own")
-    yield from _table(model | {key: f"`{json.dumps(value)}`{own.get(key, '')}" for key, value in sampling.items()})
+    own = {"structured_outputs" if name in FORMS else name for name in spec.own_sampling}
+    for key in (*sampling, *(own - sampling.keys())):
+        default = ", where a row does not say its own" if key in own else ""
+        model[key] = f"`{json.dumps(sampling.get(key))}`{default}"
+    yield from _table(model)
     yield from ("", "## Where its rows come from", "")
     yield from _lineage(manifest)
     yield from ("", "## Columns", "")

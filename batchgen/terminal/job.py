@@ -71,6 +71,7 @@ def print_preflight(spec: JobSpec, found: Preflight) -> None:
                 ("rows", f"{rows} in {files}; with n = {n}, {count(found.num_samples, 'sample')}"),
                 ("prompts", f"{count(tokens.total, 'token')}: {spread}"),
                 ("", histogram(tokens.histogram) if tokens.histogram else None),
+                ("rows say", ", ".join(sorted(spec.own_sampling)) or None),
                 ("repeated", f"{count(found.duplicate_prompts, 'prompt')} equal to an earlier one"),
                 ("look-alikes", look_alikes(found, spec)),
                 ("output", f"at most {count(found.max_output_tokens, 'token')}, about {size(found.max_output_bytes)}"),

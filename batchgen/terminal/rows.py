@@ -25,6 +25,7 @@ def row_view(row: Mapping[str, Any], prompt: str | None) -> RenderableType:
         [
             ("prompt", None if prompt is None else tail(prompt)),
             ("thought", None if row.get("reasoning") is None else tail(row["reasoning"])),
+            ("sampling", None if row.get("sampling") is None else tail(str(row["sampling"]))),
             result,
             ("ended", None if failed else ending(row)),
             ("hash", row["row_hash"]),

@@ -17,6 +17,7 @@ from batchgen.errors import InputError, RowError, SpecError
 from batchgen.executor.base import Job
 from batchgen.loader import load_job, prompt_builder
 from batchgen.preflight import Preflight, preflight
+from batchgen.terminal.job import print_preflight
 from batchgen.verify.integrity import verify_run
 
 LONG = json.dumps({"type": "array", "items": {"const": "x" * 40}, "minItems": 2})
@@ -51,8 +52,11 @@ def load(path: Path) -> tuple[Job, Preflight]:
     return job, preflight(job.spec, job.inputs, prompt_builder(job.spec, model), 0, job.own_params)
 
 
-def test_the_plan_knows_them(folder: Path) -> None:
-    _, found = load(folder / "job.yaml")
+def test_the_plan_knows_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, found = load(folder / "job.yaml")
+    print_preflight(job.spec, found)
+    assert "rows say" in (shown := capsys.readouterr().out)
+    assert all(name in shown for name in OWN)
     codes = [code for _, code, _ in CASES if code]
     assert {fault.code: fault.count for fault in found.faults} == {code: codes.count(code) for code in codes}
     assert found.max_output_tokens == 2 * (10 + 10 + 120), "each row's own, of rows that can be asked"

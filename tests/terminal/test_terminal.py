@@ -92,6 +92,11 @@ def test_the_end_of_a_long_prompt() -> None:
     assert "and the question" in text
 
 
+def test_what_a_row_says_of_its_sampling() -> None:
+    assert '{"top_k":3}' in rendered(row_views.row_view(ROW | {"sampling": '{"top_k":3}'}, "a"))
+    assert "sampling" not in rendered(row_views.row_view(ROW | {"sampling": None}, "a"))
+
+
 def test_the_cut_falls_between_words() -> None:
     assert row_views.tail("x" * 50 + " one two" * 60).plain.startswith("… two one two ")
     assert row_views.tail("x" * 1000).plain == "… " + "x" * row_views.PROMPT_TAIL

@@ -114,6 +114,7 @@ def test_what_tells_of_a_run_as_a_whole_does_not_speak_for_its_rows(run: Path, t
     text = readme.read_text(encoding="utf-8")
     assert "| temperature | `0.9`, where a row does not say its own |" in text
     assert "| n | `2` |" in text
+    assert "| structured_outputs | `null`, where a row does not say its own |" in text
     assert (summary := summarise(run)).cut_at == "max_tokens"
     assert not summary.greedy
     with pytest.raises(RunError, match="have temperatures of their own"):
