@@ -68,7 +68,8 @@ def import_batch(
     if not settings:
         raise InputError("holds no request that can be asked", where=str(source))
     if len(settings) > 1 and not split:
-        what = f"its lines ask for {len(settings)} settings of what a job has once: n, logprobs, seed, chats or prompts"
+        odd = ", ".join(_differing([requests[0].of_job for requests in settings.values()]))
+        what = f"its lines make {len(settings)} jobs: they differ in what a job has once: {odd}"
         raise InputError(what, where=str(source), hint="--split writes a job for each")
     names = [job] if not split or len(settings) == 1 else [_numbered(job, at) for at in range(1, len(settings) + 1)]
     for path, requests in zip(names, settings.values(), strict=True):
@@ -144,13 +145,17 @@ def _shared(first: Mapping[str, Any], said: list[dict[str, Any]]) -> tuple[dict[
 
     `first`: that of a request; `said`: what rows can say of it, of each request.
     """
-    own = [name for name in dict.fromkeys(chain(*said)) if any(one.get(name) != said[0].get(name) for one in said)]
+    own = _differing(said)
     sampling = {name: value for name, value in first.items() if name not in own}
     if "json_schema" in own:
         sampling.pop("structured_outputs", None)
     if "max_tokens" in own:  # a job's own parameters must go together, too
         sampling["max_tokens"] = max(one["max_tokens"] for one in said)
     return sampling, own
+
+
+def _differing(said: list[dict[str, Any]]) -> list[str]:
+    return [name for name in dict.fromkeys(chain(*said)) if any(one.get(name) != said[0].get(name) for one in said)]
 
 
 def _yaml(document: dict[str, Any]) -> Iterator[str]:

@@ -44,13 +44,14 @@ class BatchRequest:
 
     @property
     def of_job(self) -> dict[str, Any]:
-        """What of `sampling` only a job can say."""
-        return {name: value for name, value in self.sampling.items() if name not in (*OWN, "structured_outputs")}
+        """What a job has once, by name."""
+        plain = {name: value for name, value in self.sampling.items() if name not in (*OWN, "structured_outputs")}
+        return {"kind of prompt": self.kind, "seed": self.seed} | plain
 
     @property
     def setting(self) -> str:
         """Equal for requests that one job can hold."""
-        return json.dumps([self.kind, self.of_job, self.seed], sort_keys=True)
+        return json.dumps(self.of_job, sort_keys=True)
 
 
 def parse_line(line: str) -> tuple[str, str, dict[str, Any]]:
@@ -161,6 +162,8 @@ def _sampling(left: dict[str, Any], url: str, max_tokens: int | None) -> dict[st
     outputs = {} if schema is None else {"structured_outputs": StructuredOutputs(json_schema=json.dumps(schema))}
     for problem in check_params(SamplingParams(**(found | lists | outputs))):
         raise RequestFault(f"has a {problem.field} that cannot be: {problem.message}")
+    if "logit_bias" in found:  # 1 and 1.0 are one setting
+        found["logit_bias"] = {token: float(bias) for token, bias in found["logit_bias"].items()}
     return found
 
 

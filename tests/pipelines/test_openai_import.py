@@ -131,7 +131,10 @@ def test_what_rows_can_say_differs_by_line(tmp_path: Path) -> None:
 
 def test_several_settings_are_several_jobs(tmp_path: Path) -> None:
     lines = [line("a"), line("b", n=2), line("c", temperature=0), line("d", "/v1/completions", temperature=0)]
-    assert "ask for 3 settings of what a job has once" in refused(tmp_path, *lines)
+    assert "make 3 jobs: they differ in what a job has once: kind of prompt, n\n" in refused(tmp_path, *lines)
+    biased = [line("a", logit_bias={"70": -1, "7": -1.0}), line("b", logit_bias={"7": -1, "70": -1.0}, seed=1)]
+    assert "has once: seed\n" in refused(tmp_path, *biased)
+    assert "logit_bias that cannot be" in refused(tmp_path, line("a", logit_bias={"70": 10**400}))
     found = import_batch(write(tmp_path, *lines), tmp_path / "job.yaml", ASKED, split=True)
     assert [Path(job).name for job in found.jobs] == ["job-1.yaml", "job-2.yaml", "job-3.yaml"]
     assert [load_spec(Path(job)).sampling.n for job in found.jobs] == [1, 2, 1]
