@@ -8,13 +8,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.fake_engine import FakeEngine
+from support.fake_jobs import read_rows
 from support.jobs import text_of_bytes
 from support.own_jobs import BASE, OWN, SCHEMA, job_text, write_rows
+from support.thread_fleet import ThreadFleet
 from support.tiny_jobs import make
 from support.tiny_models import write_tiny
 
 from batchgen.errors import InputError, RowError, SpecError
 from batchgen.executor.base import Job
+from batchgen.executor.driver import run_replicas
+from batchgen.executor.local import run_local
+from batchgen.executor.run_config import RunConfig
 from batchgen.loader import load_job, prompt_builder
 from batchgen.preflight import Preflight, preflight
 from batchgen.terminal.job import print_preflight
@@ -98,6 +104,16 @@ def test_they_are_rows_of_the_run(folder: Path) -> None:
         assert (row["error_message"] or "").startswith(message)
         assert (row["sampling"] is None) == (code == "sampling" or not said)
         assert (row["params_hash"] == plain) == (row["sampling"] is None)
+
+
+def test_replicas_are_told_what_rows_say(folder: Path, tmp_path: Path) -> None:
+    job, _ = load_job(folder / "job.yaml", lambda done, total: None)
+    config = RunConfig(tmp_path / "replicas", rows_per_shard=4, replicas=2)
+    run_replicas(job, ThreadFleet(job, config), config)
+    run_local(job, FakeEngine(), RunConfig(tmp_path / "alone"))
+    rows = [read_rows(tmp_path / name) for name in ("alone", "replicas")]
+    assert rows[0]["row_hash"].equals(rows[1]["row_hash"])
+    assert rows[1]["sampling"].null_count < len(rows[1])
 
 
 @pytest.mark.parametrize(
