@@ -22,7 +22,6 @@ from batchgen.executor.driver import run_replicas
 from batchgen.executor.fleet import Heard
 from batchgen.executor.run_config import RunConfig
 from batchgen.executor.work import Made, News, Started, Told, Work
-from batchgen.io.hashing import params_hash
 from batchgen.io.manifest import Tally
 from batchgen.io.schema import Row, rows_to_table
 from batchgen.records import SamplingParams
@@ -35,7 +34,7 @@ NAME = "one"
 
 def answer(driver: Connection, params: SamplingParams, seed: int) -> None:
     """The replica: a table for each shard, until there are no more."""
-    engine, params_digest = InstantEngine(params.logprobs is not None), params_hash(params)
+    engine = InstantEngine(params.logprobs is not None)
     while isinstance(work := driver.recv(), Work):
         rows = []
         for row in work.rows:
@@ -43,7 +42,7 @@ def answer(driver: Connection, params: SamplingParams, seed: int) -> None:
             for index in range(params.n):
                 completion = engine.completion(row.row_key, index)
                 rows.append(Row(sample_seed(seed, row.row_key, index), ids, completion))
-        table = rows_to_table(rows, work.passthrough, params_digest, work.schema)
+        table = rows_to_table(rows, work.passthrough, params, work.schema)
         driver.send(Made(work.shard, table, 0, (), told=Told.of(Tally.of(table))))
 
 

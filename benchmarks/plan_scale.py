@@ -91,7 +91,7 @@ class DyingEngine(InstantEngine):
 class Bytes:
     """Prompts of which the tokens are the bytes."""
 
-    def build(self, row: InputRow) -> list[int]:
+    def build(self, row: InputRow, max_tokens: int | None = None) -> list[int]:
         return prompt_ids(row)
 
     def control_tokens(self, row: InputRow) -> list[str]:

@@ -88,7 +88,7 @@ def make_run(out: Path, rows: int, per_shard: int, logprobs: bool) -> None:
         for shard in plan.shards:
             samples = list(make_rows(range(shard.start, shard.stop), logprobs, chance))
             nothing = pa.table({"none": pa.nulls(len(samples))}).select([])
-            table = rows_to_table(samples, nothing, fingerprint["params_hash"], schema)
+            table = rows_to_table(samples, nothing, spec.sampling, schema)
             folder.commit(range(shard.start, shard.stop), table)
             tree.add(shard.start, (bytes.fromhex(leaf) for leaf in table[ROW_HASH].to_pylist()))
         folder.finish(tree.root(rows))
