@@ -155,6 +155,9 @@ class DepEngine:
                     spread.answered(rank, completion)
                 is_over = is_over or self._fill(waiting, spread)
                 yield from answered
+        except KeyboardInterrupt:  # in the middle of a message, or before every rank has been told to begin
+            self._ranks.close(at_once=True)
+            raise
         finally:
             self._busy = False
             if left and self._ranks.is_alive:

@@ -20,6 +20,7 @@ from support.jobs import job_spec
 
 from batchgen.errors import BatchgenError, EngineError
 from batchgen.executor import replica
+from batchgen.executor.rank_process import RankProcesses
 from batchgen.executor.replica import DepEngine
 from batchgen.executor.run_config import RunConfig
 from batchgen.records import Completion, Request
@@ -196,6 +197,29 @@ def test_the_end_of_the_driver(number: signal.Signals) -> None:
     while not gone(pids) and time.monotonic() < limit:
         time.sleep(0.05)
     assert gone(pids)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 4])
+def test_a_ctrl_c_while_ranks_are_told(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """It may come when some have been told to begin and others not: these would wait for each other."""
+    engine, right, told = start(), RankProcesses.send, 0
+    pids = engine.pids
+
+    def send(ranks: RankProcesses, rank: int, message: object) -> None:
+        nonlocal told
+        told += 1
+        if told == after + 1:
+            raise KeyboardInterrupt
+        right(ranks, rank, message)
+
+    monkeypatch.setattr(RankProcesses, "send", send)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(engine.generate(requests()))
+    assert time.monotonic() - started < SOON
+    assert gone(pids)
+    with pytest.raises(EngineError, match="the ranks of this engine have ended"):
+        list(engine.generate(requests()))
 
 
 def test_a_start_that_fails() -> None:
