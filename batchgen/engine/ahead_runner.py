@@ -12,9 +12,9 @@ from batchgen.engine.batch import Agreed, Chunk, Plan, Sampled
 from batchgen.engine.decode_graphs import DecodeGraphs, GraphSize, Row
 from batchgen.engine.given_rows import rows_of
 from batchgen.engine.model_runner import ModelRunner
+from batchgen.engine.routes import refused_on_gpu
 from batchgen.engine.sampling import sample_rows, sampled
 from batchgen.engine.step_ahead import StepAhead, Taken
-from batchgen.errors import EngineError
 from batchgen.kernels.cuda.sampler import draw, upload
 from batchgen.models.any_decoder import AnyDecoder, Cache
 
@@ -57,8 +57,7 @@ class AheadRunner(ModelRunner):
     def wants(self, chunks: collections.abc.Sequence[Chunk]) -> list[int]:
         """See ModelRunner: the numbers of Wants. Raises EngineError for a sequence that wants its routes."""
         if any(chunk.sequence.routes is not None for chunk in chunks):  # a graph tells nobody what it chose
-            hint = "leave it out, or run on a CPU"
-            raise EngineError("a GPU does not tell which experts it chose", where="routed_experts", hint=hint)
+            raise refused_on_gpu()
         ahead = self._ahead.take(chunks)
         rest = [chunk for index, chunk in enumerate(chunks) if index not in ahead.rows]
         drawn = [chunk for chunk in chunks if chunk.draws]

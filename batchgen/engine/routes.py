@@ -14,7 +14,11 @@ from batchgen.models.config import ModelConfig
 # uint8 or uint16 [positions, layers, k]: ids of experts, ascending; 0 in layers without experts.
 Experts: TypeAlias = NDArray[Any]
 
-_ON_CPU = "leave it out, or run on a CPU"
+
+def refused_on_gpu() -> EngineError:
+    """To raise where routes are asked for and a GPU computes."""
+    hint = "leave it out, or run on a CPU"
+    return EngineError("a GPU does not tell which experts it chose", where="routed_experts", hint=hint)
 
 
 class Routes:
@@ -66,7 +70,7 @@ def recording(spans: Sequence[Span], config: ModelConfig) -> Iterator[None]:
         if op == "route":
             chosen: Any = outputs["experts"]
             if not chosen.is_cpu:
-                raise EngineError("a GPU does not tell which experts it chose", where="routed_experts", hint=_ON_CPU)
+                raise refused_on_gpu()
             experts[:, next(layers)] = chosen.numpy()
 
     with kernels.watch(see):

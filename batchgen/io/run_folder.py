@@ -177,6 +177,7 @@ class RunFolder:
         """Make the folder a run of which nothing is done yet."""
         self._store.make_folder(ROWS)
         self._store.write("job.yaml", job_yaml)
+        self.manifest = manifest  # first, for whoever is interrupted once the file is there
         self._write(manifest)
 
     def keep(self, trusted: Collection[int]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.model_cases import as_bits, ask, ids, long_requests, make_engine, requests, with_limits
+from support.model_cases import as_bits, ask, completions, ids, long_requests, make_engine, requests
 
 from batchgen import kernels
 from batchgen.engine.engine import Engine
@@ -31,25 +31,20 @@ def asked(kept_tokens: int | None = 1000) -> list[Request]:
     return [replace(each, params=replace(each.params, kept_tokens=kept_tokens)) for each in wanted]
 
 
-def run(engine: Engine, wanted: list[Request], **limits: Any) -> dict[str, Completion]:
-    engine.blocks.forget()
-    return {done.row_key: done for done in with_limits(engine, **limits).generate(wanted)}
-
-
 @pytest.fixture(scope="module")
 def kept(engine: Engine) -> dict[str, Completion]:
-    return run(engine, asked())
+    return completions(engine, asked())
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 def test_company_is_not_seen(engine: Engine, kept: dict[str, Completion], limits: dict[str, Any]) -> None:
-    for key, completion in run(engine, asked(), **limits).items():
+    for key, completion in completions(engine, asked(), **limits).items():
         assert as_bits(completion) == as_bits(kept[key]), key
 
 
 def test_nothing_else_changes(engine: Engine, kept: dict[str, Completion]) -> None:
     """And where nothing is filtered, nothing is recorded."""
-    plain = run(engine, asked(None))
+    plain = completions(engine, asked(None))
     for request in asked():
         done, params = kept[request.row_key], request.params
         assert as_bits(replace(done, kept_tokens=None)) == as_bits(plain[request.row_key])
@@ -97,7 +92,7 @@ def test_as_worked_out_by_hand(engine: Engine, logits_of: dict[tuple[int, int], 
     for number, fields in enumerate(filters):
         params = SamplingParams(temperature=1.2, max_tokens=6, ignore_eos=True, kept_tokens=1000, **fields)
         wanted = [ask(f"{number}-{i}", ids(5 + i), params) for i in range(4)]
-        done = run(engine, wanted)
+        done = completions(engine, wanted)
         for each in wanted:
             start = len(each.prompt_token_ids)
             expected = [by_hand(logits_of[each.seed, start + i], params) for i in range(6)]
@@ -111,7 +106,7 @@ def test_more_than_there_is_room_for(engine: Engine) -> None:
     """An error of that row alone, the same in any company."""
     params = SamplingParams(temperature=2.0, top_p=0.99, max_tokens=4, kept_tokens=20)
     wanted = [ask("wide", ids(9), params), ask("narrow", ids(9), replace(params, top_k=20))]
-    done = run(engine, wanted)
+    done = completions(engine, wanted)
     assert done["wide"].error_code == "kept_tokens"
     assert "more than kept_tokens 20 allows at output position 0; top_k" in (done["wide"].error_message or "")
     assert [len(some) for some in done["narrow"].kept_tokens or ()] == [20] * len(done["narrow"].token_ids)
@@ -130,7 +125,7 @@ def test_processed_logprobs_are_over_them(model: LoadedModel) -> None:
     """With processed logprobs every kept token is listed, and what is listed adds up to 1."""
     engine = make_engine(model, logprobs_mode="processed")
     params = SamplingParams(temperature=1.1, top_k=20, top_p=0.9, max_tokens=5, logprobs=20, kept_tokens=20)
-    done = run(engine, [ask("a", ids(8), params)])["a"]
+    done = completions(engine, [ask("a", ids(8), params)])["a"]
     assert [sorted(listed) for listed in done.top_logprobs_ids or ()] == [list(some) for some in done.kept_tokens or ()]
     for values in done.top_logprobs_values or ():
         assert np.exp(np.array(values, np.float64)).sum() == pytest.approx(1, abs=1e-5)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from support.forward import open_decoder, position_logits
-from support.model_cases import as_bits, ask, ids, load_tiny, long_requests, make_engine, requests, with_limits
+from support.model_cases import as_bits, ask, completions, ids, load_tiny, long_requests, make_engine, requests
 
 from batchgen import kernels
 from batchgen.engine.engine import Engine
@@ -51,14 +51,9 @@ def asked(routed: bool = True) -> list[Request]:
     return [replace(each, params=replace(each.params, routed_experts=routed)) for each in wanted]
 
 
-def run(engine: Engine, wanted: list[Request], **limits: Any) -> dict[str, Completion]:
-    engine.blocks.forget()
-    return {done.row_key: done for done in with_limits(engine, **limits).generate(wanted)}
-
-
 @pytest.fixture(scope="module")
 def routed(moe_engine: Engine) -> dict[str, Completion]:
-    return run(moe_engine, asked())
+    return completions(moe_engine, asked())
 
 
 def experts_of(completion: Completion) -> NDArray[Any]:
@@ -99,13 +94,13 @@ def test_by_the_twin(moe_decoder: Decoder, routed: dict[str, Completion]) -> Non
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 def test_company_is_not_seen(moe_engine: Engine, routed: dict[str, Completion], limits: dict[str, Any]) -> None:
-    for key, completion in run(moe_engine, asked(), **limits).items():
+    for key, completion in completions(moe_engine, asked(), **limits).items():
         assert as_bits(completion) == as_bits(routed[key]), key
 
 
 def test_nothing_else_changes(moe_engine: Engine, routed: dict[str, Completion]) -> None:
     none: dict[str, Any] = dict.fromkeys(("routed_experts", "routed_experts_shape", "routed_experts_dtype"))
-    for key, plain in run(moe_engine, asked(False)).items():
+    for key, plain in completions(moe_engine, asked(False)).items():
         assert as_bits(replace(routed[key], **none)) == as_bits(plain), key
 
 
@@ -114,7 +109,7 @@ def test_a_warm_cache_and_mates_that_want_none(moe_engine: Engine) -> None:
     params = SamplingParams(temperature=1.1, max_tokens=5, ignore_eos=True, routed_experts=True)
     mate = ask("mate", ids(70), replace(params, routed_experts=False))
     wanted = [ask("a", ids(70), params), mate, ask("b", ids(70), params)]
-    cold = run(moe_engine, wanted[:1])["a"]
+    cold = completions(moe_engine, wanted[:1])["a"]
     assert experts_of(cold).shape[0] == 74
     warm = {done.row_key: done for done in moe_engine.generate(wanted)}
     assert as_bits(warm["a"]) == as_bits(cold)
@@ -127,7 +122,7 @@ def test_of_a_given_continuation(moe_engine: Engine, routed: dict[str, Completio
     some = [request for request in asked() if len(routed[request.row_key].token_ids) > 3][:4]
     pairs = [(request.prompt_token_ids, routed[request.row_key].token_ids) for request in some]
     given = list(requests_of(pairs, SamplingParams(temperature=0, logprobs=1, routed_experts=True)))
-    done = run(moe_engine, given, max_num_batched_tokens=9)
+    done = completions(moe_engine, given, max_num_batched_tokens=9)
     for number, request in enumerate(some):
         assert (experts_of(done[str(number)]) == experts_of(routed[request.row_key])).all()
 
@@ -135,7 +130,7 @@ def test_of_a_given_continuation(moe_engine: Engine, routed: dict[str, Completio
 def test_more_than_256_experts_take_two_bytes(tmp_path: Path) -> None:
     model = load_tiny(tmp_path, "qwen3_moe", num_experts=300, num_hidden_layers=1, moe_intermediate_size=32)
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, routed_experts=True)
-    done = run(make_engine(model), [ask("a", ids(60), params)])["a"]
+    done = completions(make_engine(model), [ask("a", ids(60), params)])["a"]
     assert (done.routed_experts_dtype, done.routed_experts_shape) == ("uint16", (62, 1, 4))
     assert experts_of(done).max() > 255
     decoder = open_decoder(model, tmp_path / "packed")
@@ -159,7 +154,7 @@ def test_every_id_fits(moe: LoadedModel, num_experts: int, dtype: str) -> None:
 def test_a_dense_model_has_none(tmp_path: Path) -> None:
     engine = make_engine(load_tiny(tmp_path))
     with pytest.raises(EngineError, match="routed_experts: the model has no experts"):
-        run(engine, [ask("a", ids(5), SamplingParams(routed_experts=True))])
+        completions(engine, [ask("a", ids(5), SamplingParams(routed_experts=True))])
 
 
 def test_counter_positions_that_are_left_out_are_caught(

@@ -157,6 +157,12 @@ def generate(engine: Engine, wanted: Iterable[Request]) -> dict[str, str]:
     return done
 
 
+def completions(engine: Engine, wanted: Iterable[Request], **limits: Any) -> dict[str, Completion]:
+    """The answers by row key, of an engine `with_limits` that remembers no prompt."""
+    engine.blocks.forget()
+    return {done.row_key: done for done in with_limits(engine, **limits).generate(wanted)}
+
+
 def as_bits(completion: Completion) -> str:
     def plain(value: Any) -> Any:
         if isinstance(value, float | bytes):
